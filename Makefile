@@ -57,7 +57,7 @@ bench-simulators: $(VENV)/.installed-test benchmark-venvs  ## fedrec beside othe
 	$(SIMULATION) --cohort 20 --items 27000 --rounds 8 --contestants $(RIVALS),loop-sparse
 	$(SIMULATION) --cohort 20 --items 200000 --rounds 5 --contestants $(RIVALS),loop-sparse
 
-bench-experiments: $(VENV)/.installed-test  ## Every shipped experiment beside a plain PyTorch loop, and parts of whole commands; ARGS="--json OUT" goes on after an interruption
+bench-experiments: $(VENV)/.installed-test  ## Every shipped experiment beside training one client after the other, and whole commands; ARGS="--json OUT" goes on after an interruption
 	$(BIN)/python benchmarks/experiments.py $(ARGS)
 
 gpu-check: $(VENV)/.installed-test  ## What a GPU changes: tests, steps, large cohorts; at most six minutes, on a stand-in where there is none

@@ -15,7 +15,7 @@
    processor before the first step of training, for draws and layout.
 4. `loop`: the same work beside a plain PyTorch loop, by `simulation.py`.
 
-Without CUDA the same code runs on the second device of `second_device.py`, with few users, and the
+Without CUDA the same code runs on the device of `tests/second_device.py`, with few users, and the
 loop on the processor. The first line says so: then the output tells that everything runs, what
 differs in the sums, and what waits; of its times only the processor's for draws and layout, from
 which the stand-in's are taken off, say something about a GPU. What there was no time for is listed.
@@ -46,15 +46,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.contestants.ours import experiment  # noqa: E402
-from benchmarks.contestants.shipped import Numbers, initial, orders, trained  # noqa: E402
+from benchmarks.contestants.shipped import Numbers, apart, initial, orders, trained  # noqa: E402
 from benchmarks.processes import GpuWatch, child_environment  # noqa: E402
-from benchmarks.second_device import DEVICE, SecondDevice  # noqa: E402
 from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 from fedrec.experiment.schema import Experiment  # noqa: E402
 from fedrec.protocol.orders import TrainOrder  # noqa: E402
 from simulations.studies.declaration import shrunk  # noqa: E402
+from tests.second_device import DEVICE, SecondDevice  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 USERS = 256 if CUDA else 4  # a round of `steps`
@@ -129,13 +129,6 @@ def speed(node: Node, arrays: Numbers, step: str, users: int, rounds: int) -> fl
     """Users per second of the median round, the first not counted."""
     seconds = [trained(node, arrays, order)[0] for order in orders(node, step, users, rounds + 1)]
     return min(users, len(node.training)) / float(np.median(seconds[1:]))
-
-
-def apart(sums: Numbers, wanted: Numbers) -> float:
-    """The L2 norm of the difference over the norm, all parameters together."""
-    moved = sum(float(np.square(value.astype(np.float64)).sum()) for value in wanted.values())
-    off = sum(float(np.square(sums[n].astype(np.float64) - v).sum()) for n, v in wanted.items())
-    return (off / moved) ** 0.5 if moved else 0.0
 
 
 def step_row(name: str, step: str) -> dict[str, Any]:
@@ -301,7 +294,10 @@ def machine() -> dict[str, Any]:
     """Where the figures come from."""
     versions = {"torch": torch.__version__, "python": platform.python_version(), "cuda": CUDA}
     if not CUDA:
-        return {**versions, "device": "the second device of second_device.py, without hardware"}
+        return {
+            **versions,
+            "device": "tests/second_device.py, without hardware",
+        }
     about = torch.cuda.get_device_properties(0)
     return {**versions, "device": about.name, "memory_gib": round(about.total_memory / 2**30)}
 

@@ -38,6 +38,7 @@ import sys
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,8 @@ def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
     }
     if task.device != "cpu":
         return on_both
-    pfl, fedjax = (
-        ["-m", f"{HOME}.{module}", work] for module in ("pfl_research", "fedjax_clients")
-    )
+    pfl = ["-m", f"{HOME}.pfl_research", work]
+    fedjax = ["-m", f"{HOME}.fedjax_clients", work]
     return {
         **on_both,
         "flower": ("", ["-m", f"{HOME}.stock_flower", work]),
@@ -260,23 +260,20 @@ def main() -> None:
         parser.error(f"--clip: expected a norm > 0, or 0 for none, got {given.clip}")
     names = given.contestants.split(",")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    note = partial(print, file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         task = Task("", given.cohort, given.items, given.device, given.memory_gib, given.clip)
         for name in names:
             command(name, task)  # ends here when one is unknown or not installed
         changes = check(names, Path(folder), task)
-        print(f"squared change in one round: {changes}", file=sys.stderr, flush=True)
+        note(f"squared change in one round: {changes}")
         peaks = {} if given.no_memory else memory(names, Path(folder), task, given.rounds)
-        print(f"peak MiB: {peaks}", file=sys.stderr, flush=True)
+        note(f"peak MiB: {peaks}")
         task = written(task, Path(folder), "work", given.rounds)
         for repeat in range(given.repeats):
             for name in names:
                 runs[name].append(measure(name, task))
-                print(
-                    f"{repeat + 1}/{given.repeats} {name}: {runs[name][-1]}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                note(f"{repeat + 1}/{given.repeats} {name}: {runs[name][-1]}")
     table = summary(runs, changes, peaks)
     first = table["users_per_second"][names[0]]
     print(
@@ -293,10 +290,8 @@ def main() -> None:
             + (f"  GPU busy {table['gpu_busy'][name]:4.0%}" if "gpu_busy" in table else "")
         )
     if given.json:
-        given.json.write_text(
-            json.dumps({**vars(given), "json": str(given.json), **table, "runs": runs}, indent=2)
-            + "\n"
-        )
+        report = {**vars(given), "json": str(given.json), **table, "runs": runs}
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

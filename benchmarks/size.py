@@ -16,7 +16,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,14 +69,7 @@ class Size:
     """Assignments of several values to several targets at once."""
 
     def __add__(self, other: Size) -> Size:
-        return Size(
-            self.files + other.files,
-            self.short + other.short,
-            self.long + other.long,
-            self.lines + other.lines,
-            self.public + other.public,
-            self.packed + other.packed,
-        )
+        return Size(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 def size_of(source: str, name: str = "") -> Size:

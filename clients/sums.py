@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -121,7 +122,10 @@ class CompressedUpdates:
         for index, client in enumerate(clients):
             update = {name: changes[index] for name, changes in by_name.items()}
             share = shares[index]
-            arrays_of = (getattr(change, "values", change) for change in update.values())
+            arrays_of = (
+                change.values if isinstance(change, SparseUpdate) else change
+                for change in update.values()
+            )
             if not share or not all(np.isfinite(array).all() for array in arrays_of):
                 continue  # it counts as zero
             if clip is not None:
@@ -268,7 +272,6 @@ class UpdateSum:
         self.clients = 0
         self.weight = 0.0
         self.examples = 0
-        self.unclipped = 0
         self.loss = 0.0
         self.losses = 0
         self.sent = 0
@@ -306,11 +309,11 @@ class UpdateSum:
             for name, total in self.totals.items()
         }
         ordered = {name: sums[name] for name in self.arrays if name in sums}
-        passed_on = None if self.compressed is None else self.compressed.passed_on
-        shown = (self.examples, self.loss, self.losses, self.unclipped, self.sent, passed_on)
+        total = partial(TrainSum, ordered, self.clients, self.weight)
         if self.protection is not None and self.protection.silent:
-            shown = (0, 0.0, 0, self.unclipped)
-        return TrainSum(ordered, self.clients, self.weight, *shown)
+            return total(0, 0.0, 0)
+        passed_on = None if self.compressed is None else self.compressed.passed_on
+        return total(self.examples, self.loss, self.losses, self.sent, passed_on)
 
     @property
     def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:
@@ -323,8 +326,6 @@ class UpdateSum:
             examples = np.array(update.block.examples, dtype=np.float64)
             return np.ones_like(examples) if self.weighting == "uniform" else examples
         norms = update.norms(self.names, self.protection.order).numpy()
-        if self.protection.counted:
-            self.unclipped += int((norms <= self.protection.clip_norm).sum())
         return self.protection.clip.factors(norms)
 
     def _add_noisy(self, clients: Sequence[int], update: BlockUpdate, shares: np.ndarray) -> None:

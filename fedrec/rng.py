@@ -191,11 +191,6 @@ def source_of(mode: Literal["reproducible", "secure"], seed: int) -> NoiseSource
     return Secure() if mode == "secure" else Reproducible(seed)
 
 
-def noisy_count(count: float, std: float, source: NoiseSource, *address: int) -> float:
-    """Add Gaussian noise of the given standard deviation to a count (adaptive clipping)."""
-    return count + std * float(source.gaussian(1, "adaptive-clip/count", *address)[0])
-
-
 def secure_fixed_size(clients: np.ndarray, cohort: int) -> np.ndarray:
     """Draw a cohort of fixed size from the operating system's generator, `int64 [clients]`,
     ascending."""

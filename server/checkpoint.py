@@ -16,7 +16,7 @@ import logging
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class RunExtension:
 
 
 log = logging.getLogger("fedrec")
-_DAMAGE = (
+DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, ValueError, KeyError, IndexError, EOFError, OSError),
     *(RuntimeError, TypeError, AttributeError),
 )
@@ -111,12 +111,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        digest: str,
-        *,
-        keep: int,
-        earlier: Iterable[str] = (),
+        self, folder: Path, digest: str, *, keep: int, earlier: Iterable[str] = ()
     ) -> None:
         self.folder = folder
         self.digest = digest
@@ -126,14 +121,9 @@ class Checkpoints:
     @classmethod
     def of(cls, run: RunFolder) -> Checkpoints:
         """Open the checkpoints of a run folder, also from before its experiment was amended."""
-        experiment = run.experiment
-        keep = experiment.checkpoint.keep
-        return cls(
-            run.checkpoints,
-            experiment.digest(),
-            keep=keep,
-            earlier=run.digests,
-        )
+        digest = run.experiment.digest()
+        keep = run.experiment.checkpoint.keep
+        return cls(run.checkpoints, digest, keep=keep, earlier=run.digests)
 
     def save(self, state: State) -> None:
         """Write the state of a round and drop the oldest checkpoints beyond `keep`.
@@ -166,11 +156,8 @@ class Checkpoints:
             try:
                 return self._read(file)
             except _Damaged as damage:
-                log.warning(
-                    "checkpoint %s is damaged (%s); using the previous one",
-                    file.name,
-                    damage,
-                )
+                text = "checkpoint %s is damaged (%s); using the previous one"
+                log.warning(text, file.name, damage)
         if files:
             raise RunError(
                 f"no checkpoint in {self.folder} can be read",
@@ -188,7 +175,7 @@ class Checkpoints:
         """
         try:
             about, arrays = _content(file)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise _Damaged(f"{type(error).__name__}: {error}") from None
         if about["digest"] not in self._known:
             raise RunError(
@@ -227,14 +214,12 @@ def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     about = parse_json(arrays.pop("about").tobytes(), MOST_JSON)
-    if about.get("changes") is not None:
-        raise ValueError("written by an earlier version, as changed rows only")
     if not isinstance(about["digest"], str) or type(about["round"]) is not int:
         raise ValueError("missing digest of the experiment, or round number")
     rows = [*about["rounds"], *about["timings"]]
     if about["round"] < 0 or not all(isinstance(row, dict) for row in rows):
         raise ValueError("missing rows of rounds or timings")
-    if sorted(about.get("arrays", arrays)) != sorted(arrays):  # earlier versions wrote no list
+    if sorted(about["arrays"]) != sorted(arrays):
         raise ValueError("missing or additional arrays")
     return about, arrays
 
@@ -260,8 +245,19 @@ def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
     """Return the state of a strategy, as named arrays, which later rounds may change in place."""
     if isinstance(strategy, CohortStrategy):
         return strategy.state()
-    named = (_flatten(name, value) for name, value in vars(strategy).items())
-    return {key: array for arrays in named for key, array in arrays}
+    state: dict[str, np.ndarray] = {}
+    for name, value in vars(strategy).items():
+        parts: dict[Any, Any] = {"": value}
+        if isinstance(value, ArrayRecord):
+            parts = dict(from_record(value))
+        elif isinstance(value, dict | list):
+            parts = value if isinstance(value, dict) else dict(enumerate(value))
+        kinds = (cls.__name__ for cls in _SAVED if isinstance(value, cls))
+        kind = "" if isinstance(value, bool) else next(kinds, "")
+        of_arrays = parts and all(isinstance(part, np.ndarray) for part in parts.values())
+        if kind in ("int", "float") or (kind and of_arrays):
+            state |= {f"{name}/{kind}/{key}": np.asarray(part) for key, part in parts.items()}
+    return state
 
 
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
@@ -269,42 +265,24 @@ def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> Non
     if isinstance(strategy, CohortStrategy):
         strategy.restore(dict(state))
         return
-    attributes: dict[str, dict[str, np.ndarray]] = {}
+    attributes: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for key, array in state.items():
         name, kind, part = key.split("/", 2)
-        attributes.setdefault(f"{name}/{kind}", {})[part] = array
-    for key, parts in attributes.items():
-        name, kind = key.split("/")
-        setattr(strategy, name, _restored(kind, parts))
+        attributes.setdefault((name, kind), {})[part] = array
+    for (name, kind), parts in attributes.items():
+        setattr(strategy, name, next(m for c, m in _SAVED.items() if c.__name__ == kind)(parts))
 
 
-def _flatten(name: str, value: Any) -> list[tuple[str, np.ndarray]]:
-    if isinstance(value, ArrayRecord):
-        return [(f"{name}/record/{part}", array) for part, array in from_record(value).items()]
-    if (
-        isinstance(value, dict)
-        and value
-        and all(isinstance(part, np.ndarray) for part in value.values())
-    ):
-        return [(f"{name}/dict/{part}", array) for part, array in value.items()]
-    if isinstance(value, list) and value and all(isinstance(part, np.ndarray) for part in value):
-        return [(f"{name}/list/{index}", array) for index, array in enumerate(value)]
-    if isinstance(value, np.ndarray):
-        return [(f"{name}/array/", value)]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return [(f"{name}/{type(value).__name__}/", np.asarray(value))]
-    return []
-
-
-def _restored(kind: str, parts: dict[str, np.ndarray]) -> Any:
-    if kind == "record":
-        return to_record(parts)
-    if kind == "dict":
-        return parts
-    if kind == "list":
-        return [parts[str(index)] for index in range(len(parts))]
-    value = parts[""]
-    return value if kind == "array" else {"int": int, "float": float}[kind](value)
+_SAVED: dict[type, Callable[[dict[str, np.ndarray]], Any]] = {
+    ArrayRecord: to_record,
+    dict: dict,
+    list: lambda parts: [parts[str(index)] for index in range(len(parts))],
+    np.ndarray: lambda parts: parts[""],
+    int: lambda parts: int(parts[""]),
+    float: lambda parts: float(parts[""]),
+}
+"""Types of attributes of Flower's strategies that are saved, and how each is made from its named
+arrays."""
 
 
 def own_memory(

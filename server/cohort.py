@@ -21,7 +21,7 @@ from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.messages import HELLO, unpack_presence
 from fedrec.protocol.orders import Presence
-from fedrec.rng import secure_fixed_size, secure_poisson, stream
+from fedrec.rng import secure_fixed_size, secure_poisson
 from fedrec.runtime.ragged import distinct
 from server.exchange import answers, request_items
 from server.samplers import Sampler
@@ -193,7 +193,6 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
     if not hosts or len(set(partitions)) != len(partitions):
         raise EngineError(
             "the nodes do not form a federation",
-            expected="at least one node, each with its own partition-id",
             got=f"partition-ids {partitions}",
             fix="give every node its own partition-id in its node configuration",
         )
@@ -274,7 +273,6 @@ class SampledCohorts:
         if "cohort" not in options:
             raise ExperimentError(
                 f"over-selection needs a cohort, and the sampler {self.section.name!r} has none",
-                expected="a sampler with a setting 'cohort'",
                 fix="set sampler.name = 'fixed-size', or leave out closing.over-selection",
             )
         more = {**options, "cohort": closing.asked(options["cohort"])}
@@ -301,7 +299,7 @@ class SampledCohorts:
         schedule = self.sampler.schedule
         if schedule is None or not self.experiment.known_cohorts:
             return schedule
-        return replace(schedule, rate=1.0, joining=True)
+        return replace(schedule, joining=True)
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
         """Group a cohort `int64 [n]` by the node that trains it, in node order; a node has several
@@ -325,19 +323,10 @@ class SampledCohorts:
         if self.grid is None:
             raise EngineError(
                 "item requests need a grid, and the cohorts have none",
-                expected="cohorts with a grid",
                 fix="give SampledCohorts the grid of the run",
             )
         step = {"name": self.experiment.step.name, **self.experiment.step.options}
         return request_items(self.grid, self.experiment.engine, groups, round_number, "train", step)
-
-    def draw(self, name: str, share: float) -> np.ndarray:
-        """Draw a share in (0, 1] of the clients, at least one, `int64 [clients]`, ascending; a
-        function of the seed and the name."""
-        count = min(len(self.clients), max(1, round(share * len(self.clients))))
-        return np.sort(
-            stream(self.experiment.seed, name).choice(self.clients, size=count, replace=False)
-        )
 
     def sample(self, round_number: int) -> np.ndarray:
         """Cohort of a round, `int64 [clients]`, ascending."""
@@ -353,8 +342,7 @@ class SampledCohorts:
             round_number: the round, from 1.
             present: `int64 [clients]`, ascending: draw from these; default: from all.
         """
-        schedule = self.schedule
-        known = self.experiment.known_cohorts or (schedule is not None and schedule.rate == 1)
+        known = self.experiment.known_cohorts or self.schedule is not None
         if not self.experiment.hides_cohorts or known:
             doing = f"in round {round_number}"
             sampler = self.sampler if present is None else self._sampler_of(present)
@@ -362,8 +350,6 @@ class SampledCohorts:
                 cohort = sampler.sample(round_number)
                 _check_cohort(sampler, cohort, self.clients, doing)
                 return cohort
-        if schedule is not None:
-            return secure_poisson(self.sampler.eligible(round_number), schedule.rate)
         if self.section.name == "full":
             return self.clients
         cohort = self.section.options["cohort"]

@@ -37,6 +37,7 @@ from server.evaluation import Evaluator
 
 NAME = "early-stopping"
 _PARAMETERS = "parameters/"
+_USERS = 1000  # most validation users that are evaluated
 
 
 class EarlyStopping(RunExtension):
@@ -64,7 +65,7 @@ class EarlyStopping(RunExtension):
         training = evaluator.roster.training
         self._of_training = int(np.isin(validated, training).sum())
         _check_settings(experiment, evaluator, self._of_training)
-        self.clients = sample_clients(validated, config.users, experiment.seed)
+        self.clients = sample_clients(validated, _USERS, experiment.seed)
         self._uncounted = rounds_before_last_phase(experiment)
         self._sign = -1.0 if evaluator.metrics.columns[self.metric][0].lower_is_better else 1.0
         self._best = math.nan

@@ -64,11 +64,7 @@ class DroppedReplies(RunExtension):
     name = "replies"
 
     def __init__(
-        self,
-        *,
-        always: bool = False,
-        secret: bool = False,
-        called: Mapping[str, str] | None = None,
+        self, *, always: bool = False, secret: bool = False, called: Mapping[str, str] | None = None
     ) -> None:
         self._always = always and not secret
         self._secret = secret

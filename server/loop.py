@@ -34,6 +34,7 @@ from fedrec.errors import RunError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment, leak_words
 from fedrec.kernel.compiled import is_compiled
+from fedrec.models.privrec import PrivRec
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
 from fedrec.runs.folder import TIED_SHARE, RunFolder
@@ -67,147 +68,6 @@ from strategies.base import (
     parts_of,
 )
 from strategies.per_client import PerClientStrategy
-
-# The end of a run: the final evaluation, and the result with all reports.
-
-Report = tuple[list[str], dict[str, Any]]
-
-
-def conclude(
-    run: RunFolder,
-    state: State,
-    *,
-    evaluator: Evaluator,
-    extensions: Sequence[RunExtension],
-    callbacks: CallbackList,
-    baselines: dict[str, dict[str, float]],
-) -> Result:
-    """Evaluate the final parameters of a run on all final users, and write the result.
-
-    Args:
-        run: the run folder.
-        state: state after the last round.
-        evaluator: the run's evaluator.
-        extensions: their reports are part of the result.
-        callbacks: called on each event of the run.
-        baselines: metrics of the centralised systems, for the result.
-
-    Raises:
-        ClientError: nodes failed.
-        RunError: the run folder cannot be written.
-    """
-    best_round, parameters = ending(state)
-    arrays = to_record(parameters)
-    started = time.perf_counter()
-    before = _evaluated(run, arrays, best_round, evaluator, callbacks, fine_tune=False)
-    shared = time.perf_counter() - started
-    tuned = has_fine_tuning(run.experiment)
-    after = before
-    if tuned:
-        after = _evaluated(run, arrays, best_round, evaluator, callbacks, fine_tune=True)
-    reports = _reports(run, state, extensions)
-    tables = {name: table for name, (_, table) in reports.items() if table}
-    result = Result(
-        experiment=run.experiment,
-        folder=run.path,
-        metrics=after.means(evaluator.metrics),
-        before_fine_tuning=before.means(evaluator.metrics) if tuned else {},
-        baselines=baselines,
-        rounds=pd.DataFrame(state.rounds),
-        users=after.users,
-        groups=after.groups(),
-        parameters=parameters,
-        privacy=tuple(line for lines, _ in reports.values() for line in lines),
-        baseline_users=run.baseline_users(),
-        baseline_groups=run.baseline_groups(),
-        early_stopping=tables.get(NAME, {}),
-    )
-    seconds = {
-        "training": sum(timing["seconds"] for timing in state.timings),
-        "evaluation-without-fine-tuning": shared,
-        "evaluation": time.perf_counter() - started,
-    }
-    cost = _cost(state)
-    if run.experiment.hides_cohorts:
-        del seconds["training"], cost["peak-memory-mib"]
-    times = {}
-    data = POPULATIONS.population(run.experiment).interactions
-    own_table = run.experiment.dataset.name == "table"  # reported only for a user's own table
-    if own_table and data.times is not None and run.experiment.privacy is None:
-        times = {TIED_SHARE: tied_share(data)}
-    run.write_result(result, {"seconds": seconds, "cost": cost, **times, **tables})
-    return result
-
-
-def _cost(state: State) -> dict[str, float]:
-    """Cost of a run: bytes of the parameters, bytes sent to and by the clients of all rounds, if
-    the strategy counts them, and peak memory of this process, in MiB."""
-    size = sum(value.nbytes for value in state.parameters.values())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    sent = {
-        name: sum(float(row[name]) for row in state.rounds)
-        for name in ("bytes-up", "bytes-down")
-        if all(name in row for row in state.rounds)
-    }
-    return {"parameter-bytes": size, **sent, "peak-memory-mib": peak}
-
-
-def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -> dict[str, Report]:
-    """Reports of a run by name, in words and as JSON values."""
-    experiment = run.experiment
-    perturbation = perturbation_of(experiment)
-    statements = {
-        "leak": leak_words(experiment),
-        "perturb": [] if perturbation is None else perturbation.words(),
-        "adversary": _adversary(experiment),
-        "strategy": _remarks(experiment, state),
-    }
-    return {
-        **{name: _in_words(lines) for name, lines in statements.items()},
-        **{extension.name: extension.report(state.round) for extension in reversed(extensions)},
-        "baselines-privacy": _in_words(list(baseline_privacy(run))),
-    }
-
-
-def _adversary(experiment: Experiment) -> list[str]:
-    """Describe the malicious clients of a simulation."""
-    if experiment.adversary is None:
-        return []
-    population = POPULATIONS.population(experiment)
-    known = population.adversary
-    attack = experiment.adversary.attack.name
-    return [] if known is None else [adversary_words(attack, known, population.interactions)]
-
-
-def _in_words(lines: list[str]) -> Report:
-    return lines, {"in words": lines} if lines else {}
-
-
-def _remarks(experiment: Experiment, state: State) -> list[str]:
-    strategy = resolve(STRATEGY, experiment.strategy.name)
-    if not issubclass(strategy, PerClientStrategy):
-        return []
-    settings = experiment.settings(STRATEGY), experiment.settings(STEP)
-    return strategy.remarks(*settings, state.parameters, state.round)
-
-
-def _evaluated(
-    run: RunFolder,
-    arrays: ArrayRecord,
-    number: int,
-    evaluator: Evaluator,
-    callbacks: CallbackList,
-    *,
-    fine_tune: bool,
-) -> Evaluated:
-    callbacks.on_event(
-        RunEvent("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
-    )
-    clients = evaluator.sampled_clients(run.experiment.evaluation.final_users)
-    return evaluator.evaluate(
-        arrays, number, clients, fine_tune=fine_tune, sums=True, progress=callbacks.evaluated
-    )
-
 
 log = logging.getLogger("fedrec")
 _LARGE = 2**22  # numbers in a table
@@ -289,14 +149,7 @@ class Loop:
             check_finite(state.parameters, state.round, self.strategy)
             state = dataclasses.replace(state, strategy=self._memory())
             self.checkpoints.save(state)  # the last round, regardless of checkpoint.every
-        result = conclude(
-            self.run,
-            state,
-            evaluator=self.evaluator,
-            extensions=self.extensions,
-            callbacks=self.callbacks,
-            baselines=fitted,
-        )
+        result = self._conclude(state, fitted)
         log.info("finished: %s", result.metrics)
         self.run.set_status("finished", state.round)
         self.callbacks.on_end(result)
@@ -417,13 +270,15 @@ class Loop:
         return evaluator.evaluate(arrays, number, clients).means(evaluator.metrics)
 
     def _save(self, state: State) -> None:
-        """Save a round: a checkpoint if one is due, and tables and status if they are more than a
-        second old."""
+        """Save a round: a checkpoint and the status if one is due, and tables if they are more than
+        a second old."""
         due = self._due(state.round)
         if due:
             self.checkpoints.save(state)
-        if due or time.monotonic() - self._written > _STALE:
+        if time.monotonic() - self._written > _STALE:
             self._write(state)
+        elif due:
+            self.run.set_status("running", state.round)
 
     def _due(self, number: int) -> bool:
         """True if a checkpoint is written after a round."""
@@ -433,6 +288,124 @@ class Loop:
         self.run.write_rounds(state.rounds, state.timings)
         self.run.set_status("running", state.round)
         self._written = time.monotonic()
+
+    def _conclude(self, state: State, baselines: dict[str, dict[str, float]]) -> Result:
+        """Evaluate the final parameters on all final users, and write the result with all reports.
+
+        Args:
+            state: state after the last round.
+            baselines: metrics of the centralised systems.
+
+        Raises:
+            ClientError: nodes failed.
+            RunError: the run folder cannot be written.
+        """
+        run = self.run
+        metrics = self.evaluator.metrics
+        best_round, parameters = ending(state)
+        arrays = to_record(parameters)
+        started = time.perf_counter()
+        before = self._evaluate_all(arrays, best_round, fine_tune=False)
+        shared = time.perf_counter() - started
+        tuned = has_fine_tuning(self.experiment)
+        after = self._evaluate_all(arrays, best_round, fine_tune=True) if tuned else before
+        reports = self._reports(state)
+        tables = {name: table for name, (_, table) in reports.items() if table}
+        result = Result(
+            experiment=self.experiment,
+            folder=run.path,
+            metrics=after.means(metrics),
+            before_fine_tuning=before.means(metrics) if tuned else {},
+            baselines=baselines,
+            rounds=pd.DataFrame(state.rounds),
+            users=after.users,
+            groups=after.groups(),
+            parameters=parameters,
+            privacy=tuple(line for lines, _ in reports.values() for line in lines),
+            baseline_users=run.baseline_users(),
+            baseline_groups=run.baseline_groups(),
+            early_stopping=tables.get(NAME, {}),
+        )
+        seconds = {
+            "training": sum(timing["seconds"] for timing in state.timings),
+            "evaluation-without-fine-tuning": shared,
+            "evaluation": time.perf_counter() - started,
+        }
+        cost = _cost(state)
+        if self.experiment.hides_cohorts:
+            del seconds["training"], cost["peak-memory-mib"]
+        run.write_result(
+            result, {"seconds": seconds, "cost": cost, **_tied_times(self.experiment), **tables}
+        )
+        return result
+
+    def _evaluate_all(self, arrays: ArrayRecord, number: int, *, fine_tune: bool) -> Evaluated:
+        what = "with fine-tuning" if fine_tune else "the shared model"
+        self.callbacks.on_event(RunEvent(f"evaluating {what}"))
+        clients = self.evaluator.sampled_clients(self.experiment.evaluation.final_users)
+        return self.evaluator.evaluate(
+            arrays,
+            number,
+            clients,
+            fine_tune=fine_tune,
+            sums=True,
+            progress=self.callbacks.evaluated,
+        )
+
+    def _reports(self, state: State) -> dict[str, tuple[list[str], dict[str, Any]]]:
+        """Reports of a run by name, in words and as JSON values."""
+        experiment = self.experiment
+        perturbation = perturbation_of(experiment)
+        strategy = self.strategy
+        statements = {
+            "leak": leak_words(experiment),
+            "perturb": [] if perturbation is None else perturbation.words(),
+            "adversary": _adversary(experiment),
+            "strategy": strategy.remarks(experiment.settings(STEP), state.parameters, state.round)
+            if isinstance(strategy, PerClientStrategy)
+            else [],
+        }
+        in_order = reversed(self.extensions)
+        return {
+            **{name: _in_words(lines) for name, lines in statements.items()},
+            **{extension.name: extension.report(state.round) for extension in in_order},
+            "baselines-privacy": _in_words(list(baseline_privacy(self.run))),
+        }
+
+
+def _in_words(lines: list[str]) -> tuple[list[str], dict[str, Any]]:
+    return lines, {"in words": lines} if lines else {}
+
+
+def _adversary(experiment: Experiment) -> list[str]:
+    """Describe the malicious clients of a simulation."""
+    if experiment.adversary is None:
+        return []
+    population = POPULATIONS.population(experiment)
+    known = population.adversary
+    attack = experiment.adversary.attack.name
+    return [] if known is None else [adversary_words(attack, known, population.interactions)]
+
+
+def _cost(state: State) -> dict[str, float]:
+    """Cost of a run: bytes of the parameters, bytes sent to and by the clients of all rounds, if
+    the strategy counts them, and peak memory of this process, in MiB."""
+    size = sum(value.nbytes for value in state.parameters.values())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    sent = {
+        name: sum(float(row[name]) for row in state.rounds)
+        for name in ("bytes-up", "bytes-down")
+        if all(name in row for row in state.rounds)
+    }
+    return {"parameter-bytes": size, **sent, "peak-memory-mib": peak}
+
+
+def _tied_times(experiment: Experiment) -> dict[str, float]:
+    """Share of rows with tied times; reported only for a user's own table without privacy."""
+    if experiment.dataset.name != "table" or experiment.privacy is not None:
+        return {}
+    data = POPULATIONS.population(experiment).interactions
+    return {} if data.times is None else {TIED_SHARE: tied_share(data)}
 
 
 # Reports the nodes' training paths, and compiles what is not in the cache.
@@ -483,7 +456,7 @@ def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]
     """
     model = resolve(MODEL, experiment.model.name)
     chosen = not getattr(experiment.settings(MODEL), "features", True)
-    if not model.by_features or chosen:
+    if not issubclass(model, PrivRec) or chosen:
         return
     if not any(name.startswith("user.") for name in parameters):
         log.warning(

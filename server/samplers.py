@@ -5,7 +5,7 @@ separation."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -41,10 +41,6 @@ class Sampler(ABC):
         """Cohort of a round, `int64 [clients]`, ascending, distinct; the same for the same seed
         and round, in any process."""
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
-
-    def eligible(self, round_number: int) -> np.ndarray:
-        """Clients that may be drawn in a round, `int64 [clients]`, ascending."""
-        return self.clients
 
     @property
     def expected_cohort(self) -> float | None:
@@ -210,20 +206,16 @@ class Limited(SizedSampler):
 # the groups in random order. So groups have nearly equal size, and clients that join change
 # nobody's group; a resumed run has the same cohorts.
 #
-# `draw = "fixed-size"` is for cohorts that may be known. With `"poisson"`, the clients of a group
-# take part independently; if these coin flips are secret (`privacy.mode = "secure"`), privacy is
-# amplified under add-remove adjacency (Choquette-Choo et al. 2023).
+# Cohorts may be known: there is no amplification by sampling.
 
 
 class MinSeparationConfig(Config):
     """Settings of cohorts with a smallest separation."""
 
     cohort: int = Field(default=20, ge=1)
-    """Clients per round; their mean number with `draw = "poisson"`."""
+    """Clients per round."""
     separation: int = Field(default=16, ge=1)
     """Number of groups, and smallest distance, in rounds, between two rounds of a client."""
-    draw: Literal["fixed-size", "poisson"] = "fixed-size"
-    """How a cohort is drawn from the group whose turn it is; `poisson`: independent coin flips."""
 
 
 class MinSeparation(SizedSampler):
@@ -244,8 +236,7 @@ class MinSeparation(SizedSampler):
         self._turn = clients[:0]
         sizes = np.bincount(self._groups, minlength=config.separation)
         needed = config.cohort * config.separation
-        poisson = config.draw == "poisson"
-        if len(clients) < needed or (sizes.min() < config.cohort and not poisson):
+        if len(clients) < needed or sizes.min() < config.cohort:
             raise ExperimentError(
                 "too few clients for the separation of their rounds",
                 expected=f"{config.cohort} x {config.separation} = {needed} clients or more, and"
@@ -257,30 +248,18 @@ class MinSeparation(SizedSampler):
     @property
     def schedule(self) -> Scheduled:
         """Bound on participation: groups are independent of data, and take turns."""
-        rate = self._rate if self.config.draw == "poisson" else 1.0
-        config = self.config
-        return Scheduled(config.cohort, config.separation, rate=rate, joining=rate == 1)
-
-    def eligible(self, round_number: int) -> np.ndarray:
-        """Group whose turn it is, `int64 [clients]`, ascending."""
-        return self.clients[self._groups == (round_number - 1) % self.config.separation]
+        return Scheduled(self.config.cohort, self.config.separation, joining=True)
 
     def sample(self, round_number: int) -> np.ndarray:
         """Cohort of a round, `int64 [clients]`, ascending, distinct; a function of seed and
         round."""
-        self._turn = self.eligible(round_number)
+        turn = (round_number - 1) % self.config.separation
+        self._turn = self.clients[self._groups == turn]
         return super().sample(round_number)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw clients of the current group, `int64 [clients]`."""
-        if self.config.draw == "poisson":
-            return self._turn[random.random(len(self._turn)) < self._rate]
         return random.choice(self._turn, size=self.config.cohort, replace=False)
-
-    @property
-    def _rate(self) -> float:
-        """Probability that a client takes part in a round of its group."""
-        return self.config.cohort * self.config.separation / len(self.clients)
 
 
 def _dealt(clients: np.ndarray, groups: int, seed: int) -> np.ndarray:

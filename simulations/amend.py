@@ -90,7 +90,6 @@ def _check_changeable(text: str) -> None:
         raise ExperimentError(
             f"{key!r} cannot be changed after the first round of a run",
             expected="one of " + ", ".join(CHANGEABLE),
-            got=text,
             fix="start another run with `fedrec run`",
         )
 
@@ -120,7 +119,6 @@ def _check_discardable(run: RunFolder) -> None:
     if ledgers and (secure or any(baseline.get("mode") == "secure" for baseline in settings)):
         raise RunError(
             f"{run.path} holds the ledger of a release",
-            expected="a simulation, or a run without privacy",
             got="mode = 'secure', whose ledger records a real release",
             fix="choose another --output, and keep this folder",
         )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiment of `fedrec run --data` on a user's own table: its system, settings and epsilons.
+"""Experiment of `fedrec run --data` on a user's own table: its system, settings and baselines.
 
 Models that represent users by features cannot learn from data without side features. The linear
 item-to-item model represents a user by its items, in two federated rounds in which every client
-uploads once (counts, then products). It is trained unless ALS in rounds or popularity is
-better on validation users (`default_system`), and compared with popularity and centralised EASE. A
+uploads once (counts, then products). It is trained unless ALS in rounds or popularity is better on
+validation users (`simulations.system_choice`), and compared with popularity and centralised EASE. A
 fifth of the users are test users, each with one half of its items held out: the later one where the
 table has times, and then the baseline `transitions` measures the benefit of the order of items, or
 else a random one. A tenth are validation users for tuning (`--set
@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-import tempfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -34,7 +33,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedrec.components import registry
 from fedrec.components.registry import DATASET
 from fedrec.config import did_you_mean
 from fedrec.data.population import POPULATIONS, Population
@@ -43,153 +41,19 @@ from fedrec.data.recognition import ROLES, Recognised, recognise
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.personal import PersonalNoise, epsilon_table
 from fedrec.runs.ids import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.files import require_new_folder, write_atomically
 from server.callbacks.base import Callback
-from server.privacy.personal_budgets import check_no_phases
 from simulations.runner import run
+from simulations.system_choice import LINEAR, MOST_ROWS, choose, vector_gain, with_system
 from simulations.table_facts import (
     Signal,
     TableFacts,
-    given_threshold,
     has_private_parts,
     signal_of,
+    threshold_of,
 )
-from simulations.vector_gain import UNKNOWN, gain_lines
-
-# Which system is trained on a user's own table without privacy: the linear item-to-item model,
-# alternating least squares in rounds, or popularity, whichever ranks the held-out items of
-# validation users best. Test users play no part.
-#
-# ALS in rounds is centralised iALS sweep by sweep (tests/strategies/test_federated_als.py), and so
-# is its score; iALS in native code takes a fraction of the time. All have the settings that they
-# have without a search.
-
-LINEAR: dict[str, Any] = {
-    "rounds": 2,
-    "model": {"name": "item-weights"},
-    "step": {"name": "gram"},
-    "strategy": {"name": "popularity-start", "main": {"name": "gram"}},
-    "sampler": {"name": "full"},
-}
-"""Rounds, model, step, strategy and sampler of the federated linear item-to-item model."""
-ALS: dict[str, Any] = {
-    "rounds": 15,
-    "model": {"name": "ials", "moments": True},
-    "step": {"name": "als"},
-    "strategy": {"name": "fed-als"},
-    "sampler": {"name": "full"},
-}
-"""Likewise for alternating least squares in rounds; users' factors stay on the devices."""
-TITLES = {
-    "linear": "linear item-to-item model",
-    "als": "alternating least squares",
-    "popularity": "popularity",
-}
-_METRIC = "ndcg@10"
-MOST_ROWS = 5_000_000
-"""Largest number of rows for which iALS is fitted too; more take many minutes."""
-_OF_A_SYSTEM = ("rounds", "model.", "step.", "strategy.", "sampler.", "engine.")
-
-
-@dataclass(frozen=True)
-class SystemChoice:
-    """Choice of the system to train.
-
-    Attributes:
-        system: `linear`, `als` or `popularity`.
-        scores: `ndcg@10` on validation users, by system; empty if systems were not compared.
-        reason: reason why they were not compared.
-    """
-
-    system: str
-    scores: Mapping[str, float]
-    reason: str = ""
-
-    def line(self) -> str:
-        """Describe the system and the reason for it."""
-        if not self.scores:
-            return f"system: {TITLES[self.system]}, {self.reason}"
-        others = ", ".join(
-            f"{TITLES[name]} {score:.4f}"
-            for name, score in self.scores.items()
-            if name != self.system
-        )
-        best = f"{TITLES[self.system]}, the best on validation users"
-        return (
-            f"system: {best} ({_METRIC} {self.scores[self.system]:.4f}; {others}; --system selects"
-            " another)"
-        )
-
-
-def choose(
-    table: Mapping[str, Any], asked: str | None, overrides: Sequence[str], rows: int
-) -> SystemChoice:
-    """Choose the system to train on a table of interactions.
-
-    Args:
-        table: experiment of the linear model on it, as a TOML table.
-        asked: the system that the user wants; None: the best one.
-        overrides: as for `--set`; those of a system mean the linear one.
-        rows: number of rows of the table.
-
-    Raises:
-        ExperimentError: the system is unknown, or an override is wrong.
-    """
-    if asked is not None:
-        if asked not in TITLES:
-            raise ExperimentError(
-                f"unknown system {asked!r}",
-                expected=", ".join(TITLES),
-                got=asked,
-                fix="name one of these, or run an experiment: fedrec list experiment",
-            )
-        return SystemChoice(asked, {}, "as asked for")
-    if any(override.startswith(_OF_A_SYSTEM) for override in overrides):
-        return SystemChoice("linear", {}, "whose settings are given")
-    if "validation-users" not in table["split"]:
-        return SystemChoice("linear", {}, "not compared with others: there are too few users")
-    if rows > MOST_ROWS:
-        reason = f"not compared with others: there are more than {MOST_ROWS:,} rows (--system als)"
-        return SystemChoice("linear", {}, reason)
-    scores = _scores(table, overrides)
-    return SystemChoice(max(scores, key=lambda name: scores[name]), scores)
-
-
-def with_system(table: Mapping[str, Any], system: str) -> dict[str, Any]:
-    """Replace the linear model in an experiment by another system."""
-    title = table["title"].replace(TITLES["linear"], TITLES[system])
-    changed = {**table, "title": title}
-    if system == "als":
-        evaluation = {**table["evaluation"], "fine-tune": {"epochs": 1}}  # solves for new users
-        changed |= {**ALS, "evaluation": evaluation}
-    elif system == "popularity":
-        changed |= {"rounds": 1}
-    if system != "linear":  # its phases are what early stopping chooses between
-        changed.pop("early-stopping", None)
-    return changed
-
-
-def _scores(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, float]:
-    """Ranking quality of each system on the held-out rows of validation users."""
-    trial = load(table, overrides).table()
-    trial.pop("early-stopping", None)
-    trial["evaluation"] = {
-        "every": 0,
-        "ks": [10],
-        "held-out": "validation",
-        "baselines": ["popularity", "ials"],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(trial, output=Path(folder) / "run")
-    return {
-        "linear": result.metrics[_METRIC],
-        "als": result.baselines["ials"][_METRIC],
-        "popularity": result.baselines["popularity"][_METRIC],
-    }
-
 
 _NO_FEATURES = (
     "no user or item features: the system learns from interactions only; models that represent"
@@ -200,7 +64,7 @@ _FEWEST_USERS = 20
 _TEST_USERS = 0.2  # default of the split
 _FEW_TEST_USERS = 25
 _LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
-_NO_COLUMN = (None, "", "none")  # as the column of ratings
+_NO_COLUMN = ("", "none")  # as the column of ratings
 _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 
@@ -209,8 +73,8 @@ class OwnTable:
     """Settings for a user's own table of interactions: its columns, and the system on it.
 
     Attributes:
-        columns: by role, the name of the column; None if it is to be recognised. For ratings,
-            "none" or nothing means that there are none.
+        columns: by role, the name of the column; others are recognised. For ratings, "none" or
+            nothing means that there are none.
         unrated: whether no column holds ratings: every row counts as liked.
         time_format: form of the dates, as of `strptime`; None: ISO or dotted.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
@@ -220,18 +84,13 @@ class OwnTable:
         header: whether the first line has names; None: as it looks.
     """
 
-    columns: Mapping[str, str | None] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
     unrated: bool = False
     time_format: str | None = None
     epsilon: float | None = None
     system: str | None = None
     item_vectors: tuple[Path, ...] = ()
     header: bool | None = None
-
-    def is_empty(self) -> bool:
-        """True if everything is left to its default."""
-        named = (self.time_format, self.system, self.epsilon, self.header, *self.columns.values())
-        return not (self.unrated or self.item_vectors) and all(value is None for value in named)
 
     def experiment(self, path: Path, overrides: Sequence[str], quiet: bool = False) -> Experiment:
         """The experiment on the table, after printing to standard error how its columns were
@@ -254,71 +113,134 @@ class OwnTable:
             for line in () if quiet else lines:
                 print(f"  {line}", file=sys.stderr)
 
-        table = self._recognised(path, overrides)
+        self._check()
+        given = read({}, overrides)
+        table = self._recognised(path, given)
         if not quiet:
             print(f"{path}:", file=sys.stderr)
         tell([*table.lines(), *([] if self.item_vectors else [_NO_FEATURES]), *warnings(table)])
+        private = self.epsilon is not None or has_private_parts(given)
+        facts = TableFacts.of(table, given, private=private)
+        declared = self._declared(path, table, facts)
+        told: list[str] = []
         if self.epsilon is not None:
-            _check_epsilon(self.epsilon)
-        private = self.epsilon is not None or has_private_parts(overrides)
-        facts = TableFacts.of(table, overrides, private=private)
-        declared = _experiment(path, table, facts, self.epsilon, self.item_vectors)
-        signal = None if self.epsilon is None else _signal(declared, facts)
-        if self.epsilon is not None and signal is not None and not signal.suffices:
-            declared = _popularity_alone(declared, path, self.epsilon)
-        elif facts.divisible >= _FEWEST_USERS:
+            signal = _signal(declared, facts)
+            told = signal.lines(self.epsilon)
+            if not signal.suffices:
+                declared = _popularity_alone(declared, path, self.epsilon)
+        if declared["rounds"] > 1 and facts.divisible >= _FEWEST_USERS:
             declared["early-stopping"] = {}
         experiment = load(declared, overrides)
         _check_same_data(experiment, declared["dataset"])
-        self._check_system()
         _hold(experiment, table)
-        choice = None
+        chosen: list[str] = []
         if self.epsilon is None and not self.item_vectors:
-            if private and self.system is None:
-                choice = SystemChoice("linear", {}, "not compared with others under privacy")
-            else:
-                choice = choose(declared, self.system, overrides, facts.rows)
-            if choice.system != "linear":
-                experiment = load(with_system(declared, choice.system), overrides)
+            system, line = choose(declared, self.system, overrides, facts.rows, private=private)
+            chosen = [line]
+            if system != "linear":
+                experiment = load(with_system(declared, system), overrides)
         population = POPULATIONS.cached(experiment)
         tell([] if population is None else [_split_line(population)])
-        tell([] if choice is None else [choice.line()])
-        tell(facts.lines())
-        if self.item_vectors and not quiet:
-            measured = not private and facts.rows <= MOST_ROWS
-            tell(gain_lines(declared, overrides) if measured else [UNKNOWN])
-        if self.epsilon is not None and signal is not None:
-            tell(signal.lines(self.epsilon))
+        tell([*chosen, *facts.lines()])
+        if self.item_vectors and (private or facts.rows > MOST_ROWS):
+            tell(
+                ["vectors: their gain is not measured under privacy or on more than 5 million rows"]
+            )
+        elif self.item_vectors and not quiet:
+            tell(vector_gain(declared, overrides))
+        tell(told)
         return experiment
 
-    def _recognised(self, path: Path, overrides: Sequence[str]) -> Recognised:
-        columns = {role: name for role, name in self.columns.items() if name is not None}
-        rating = columns.get("rating")
-        if rating in _NO_COLUMN:
-            columns.pop("rating", None)
-        if self.unrated and "rating" in columns:
+    def _check(self) -> None:
+        rating = self.columns.get("rating", "")
+        if self.unrated and rating not in _NO_COLUMN:
             raise ExperimentError(
                 f"--rating {rating} and --no-rating contradict each other",
                 fix="leave one of them out",
             )
-        dataset = read({}, overrides).get("dataset")
-        header = dataset.get("header") if isinstance(dataset, dict) else None
-        return recognise(
-            path,
-            columns,
-            rated=not self.unrated and rating not in _NO_COLUMN[1:],
-            header=self.header if header is None else header,
-            time_format=self.time_format,
-            positive_above=given_threshold(overrides),
-        )
-
-    def _check_system(self) -> None:
-        if self.system is not None and (self.epsilon is not None or self.item_vectors):
+        epsilon = self.epsilon
+        if epsilon is not None and not (
+            isinstance(epsilon, Real) and epsilon is not True and 0 < float(epsilon) < math.inf
+        ):
+            raise ExperimentError(
+                "invalid target epsilon",
+                got=repr(epsilon),
+                fix="give a number > 0, such as 5; smaller is more private",
+            )
+        if self.system is not None and (epsilon is not None or self.item_vectors):
             raise ExperimentError(
                 f"system {self.system!r} is named, but under privacy and with item vectors fold-in"
                 " is trained, or private popularity where noise would cover what it learns",
                 fix="leave it out",
             )
+
+    def _recognised(self, path: Path, given: Mapping[str, Any]) -> Recognised:
+        columns = dict(self.columns)
+        declined = columns.get("rating") in _NO_COLUMN
+        if declined:
+            del columns["rating"]
+        dataset = given.get("dataset")
+        header = dataset.get("header") if isinstance(dataset, dict) else None
+        return recognise(
+            path,
+            columns,
+            rated=not self.unrated and not declined,
+            header=self.header if header is None else header,
+            time_format=self.time_format,
+            positive_above=threshold_of(given),
+        )
+
+    def _declared(self, path: Path, table: Recognised, facts: TableFacts) -> dict[str, Any]:
+        """The experiment on the table, as a TOML table. `table` gives the form of the file, `facts`
+        all that depends on its rows."""
+        if not facts.divisible:
+            raise DataError(
+                f"no user in {path} has two different items",
+                expected="users with several items: one half is learned from, the other is held"
+                " out",
+                got=f"{facts.rows:,} rows, {facts.users:,} users, one item each",
+                fix="name the column of users with --user (not one of orders or sessions), or take"
+                " data with more rows per user",
+            )
+        rated = facts.positive_above is not None
+        dataset: dict[str, Any] = {
+            "name": "table",
+            "path": str(path.resolve()),
+            **table.columns,
+            "separator": table.separator,
+            "header": table.header,
+            "time-format": table.time_format,
+            "item-vectors": [str(file.resolve()) for file in self.item_vectors],
+        }
+        defaults = {"separator": ",", "header": True, "time-format": None, "item-vectors": []}
+        if not rated:
+            dataset.pop("rating", None)
+        name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._") or "own-data"
+        kind = "linear item-to-item model"
+        system = LINEAR
+        if self.epsilon is not None or self.item_vectors:
+            kind = "fold-in"
+            system = fold_in_system(self.epsilon, facts.items, facts.rows_per_user, rated=rated)
+        split: dict[str, Any] = {"name": "user-holdout"}
+        if facts.timed:
+            split["halves"] = "temporal"
+        if facts.divisible >= _FEWEST_USERS:
+            split["validation-users"] = _VALIDATION
+        private = self.epsilon is not None
+        return {
+            "name": f"{name}-private" if private else name,
+            "title": f"Federated {kind} on {path.name}"
+            + (f" at epsilon {self.epsilon:g}" if private else ""),
+            **({"positive-above": facts.positive_above} if rated else {}),
+            "dataset": {k: v for k, v in dataset.items() if k not in defaults or v != defaults[k]},
+            "split": split,
+            **system,
+            "evaluation": {
+                "every": 0,
+                "ks": [10, 20],
+                "baselines": _baselines(self.epsilon, facts),
+            },
+        }
 
 
 def try_table(
@@ -363,8 +285,18 @@ def try_table(
             see `simulations.table_facts`.
         RunError: the folder is not empty.
     """
-    _check_frame(table)
-    _check_roles(columns)
+    if not isinstance(table, pd.DataFrame):
+        raise DataError(
+            "the table is not a DataFrame",
+            got=f"an object of type {type(table).__name__}",
+            fix="pandas.DataFrame(rows, columns=['user', 'item']), or pandas.read_csv(FILE)",
+        )
+    for role in columns.keys() - set(ROLES):
+        raise ExperimentError(
+            f"unknown argument or column role {role!r}",
+            expected=", ".join(ROLES),
+            fix=did_you_mean(role, ROLES),
+        )
     folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
     require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
@@ -403,51 +335,16 @@ def _split_line(population: Population) -> str:
     """Describe the numbers of users and rows for training, testing and validation."""
     rows = population.partition
     users = population.interactions.users
-    trains = np.zeros(population.interactions.num_users, dtype=bool)
-    trains[rows.training_clients] = True
-    tests = np.zeros_like(trains)
-    tests[users[rows.test_rows]] = True
     owners = users[rows.train_rows]
+    trains = rows.training_clients
+    tests = np.unique(users[rows.test_rows])
     line = (
-        f"split: {trains.sum():,} users train on {trains[owners].sum():,} rows; {tests.sum():,} are"
-        f" tested on {len(rows.test_rows):,} held-out rows beside {tests[owners].sum():,} known"
+        f"split: {len(trains):,} users train on {np.isin(owners, trains).sum():,} rows;"
+        f" {len(tests):,} are tested on {len(rows.test_rows):,} held-out rows beside"
+        f" {np.isin(owners, tests).sum():,} known"
     )
-    validating = len(pd.unique(users[rows.validation_rows]))
+    validating = len(np.unique(users[rows.validation_rows]))
     return f"{line}; {validating:,} validate" if validating else line
-
-
-def _check_frame(table: object) -> None:
-    """Check that a table in memory is a pandas DataFrame."""
-    if not isinstance(table, pd.DataFrame):
-        raise DataError(
-            "the table is not a DataFrame",
-            expected="a pandas DataFrame with one interaction per row",
-            got=f"an object of type {type(table).__name__}",
-            fix="pandas.DataFrame(rows, columns=['user', 'item']), pandas.read_csv(FILE), or on the"
-            " command line: fedrec run --data FILE",
-        )
-
-
-def _check_roles(columns: Mapping[str, Hashable]) -> None:
-    """Check that all keyword arguments are roles of columns."""
-    for role, name in columns.items():
-        if role not in ROLES:
-            raise ExperimentError(
-                f"unknown argument or column role {role!r}",
-                expected=", ".join(ROLES),
-                got=f"{role}={name!r}",
-                fix=did_you_mean(role, ROLES),
-            )
-
-
-def _check_epsilon(epsilon: object) -> None:
-    """Check a target epsilon."""
-    if not isinstance(epsilon, Real) or epsilon is True or not 0 < float(epsilon) < math.inf:
-        raise ExperimentError(
-            "invalid target epsilon",
-            got=repr(epsilon),
-            fix="give a number > 0, such as 5; smaller is more private",
-        )
 
 
 def _check_same_data(experiment: Experiment, table: Mapping[str, Any]) -> None:
@@ -461,63 +358,6 @@ def _check_same_data(experiment: Experiment, table: Mapping[str, Any]) -> None:
             got=f"dataset.name = {dataset.name!r}" + (f", dataset.path = {path}" if path else ""),
             fix="leave out this --set, or run an experiment instead of a table: fedrec run NAME",
         )
-
-
-def _experiment(
-    path: Path,
-    table: Recognised,
-    facts: TableFacts,
-    epsilon: float | None,
-    item_vectors: Sequence[Path],
-) -> dict[str, Any]:
-    """The experiment on a table, as a TOML table. `table` gives the form of the file, `facts` all
-    that depends on its rows."""
-    if not facts.divisible:
-        raise DataError(
-            f"no user in {path} has two different items",
-            expected="users with several items: one half is learned from, the other is held out",
-            got=f"{facts.rows:,} rows, {facts.users:,} users, one item each",
-            fix="name the column of users with --user (not one of orders or sessions), or take data"
-            " with more rows per user",
-        )
-    dataset: dict[str, Any] = {"name": "table", "path": str(path.resolve()), **table.columns}
-    if table.separator != ",":
-        dataset["separator"] = table.separator
-    if not table.header:
-        dataset["header"] = False
-    if table.time_format is not None:
-        dataset["time-format"] = table.time_format
-    if facts.positive_above is None:
-        dataset.pop("rating", None)
-    if item_vectors:
-        dataset["item-vectors"] = [str(file.resolve()) for file in item_vectors]
-    personal = epsilon is not None or bool(item_vectors)
-    kind = "fold-in" if personal else "linear item-to-item model"
-    return {
-        "name": _name(path) + ("" if epsilon is None else "-private"),
-        "title": f"Federated {kind} on {path.name}"
-        + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
-        **({} if facts.positive_above is None else {"positive-above": facts.positive_above}),
-        "dataset": dataset,
-        "split": {"name": "user-holdout"}
-        | ({"halves": "temporal"} if facts.timed else {})
-        | ({"validation-users": _VALIDATION} if facts.divisible >= _FEWEST_USERS else {}),
-        **(
-            fold_in_system(
-                epsilon,
-                facts.items,
-                facts.rows_per_user,
-                rated=facts.positive_above is not None,
-            )
-            if personal
-            else LINEAR
-        ),
-        "evaluation": {
-            "every": 0,
-            "ks": [10, 20],
-            "baselines": _baselines(epsilon, facts),
-        },
-    }
 
 
 def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict[str, Any]:
@@ -558,18 +398,17 @@ def fold_in_system(
     }
     if epsilon is None:
         return system
+    counts = {
+        "parameters": ["item.bias"],
+        "clip-norm": _count_clip(rows_per_user),
+        "noise-factor": 2.0,
+    }
     system["privacy"] = {
         "epsilon": epsilon,
         "backend": "pld",
         "clip-norm": min(8.0, max(1.0, rows_per_user)),
         "parameters": ["item.products"],
-        "phases": {
-            "popularity": {
-                "parameters": ["item.bias"],
-                "clip-norm": _count_clip(rows_per_user),
-                "noise-factor": 2.0,
-            }
-        },
+        "phases": {"popularity": counts},
     }
     return system
 
@@ -579,88 +418,30 @@ def _count_clip(rows_per_user: float) -> float:
     return min(6.0, max(1.0, rows_per_user**0.5))
 
 
-def warnings(table: Recognised) -> list[str]:
-    """Reasons why results on a table will be unreliable, one per line."""
-    test = max(int(_TEST_USERS * table.users + 0.5), 1)
-    lines = []
-    if not table.divisible:
-        return lines  # refused by `_experiment`
-    if test < _FEW_TEST_USERS:
-        lines.append(
-            f"warning: only {test} test user{'s' if test > 1 else ''}: differences between systems"
-            " will be mostly chance"
-        )
-    if 2 * table.divisible < table.users:
-        lines.append(
-            f"warning: only {table.divisible:,} of {table.users:,} users have two different items;"
-            " the others cannot be tested"
-        )
-    if 2 * table.shared < table.items:
-        lines.append(
-            f"warning: only {table.shared:,} of {table.items:,} items have two users or more;"
-            " about the others, nothing can be learned from other users"
-        )
-    return lines
-
-
 def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
+    """Popularity, the strongest centralised system that does not take too long, and chance."""
+    strongest = ["ease"] if facts.items <= _EASE_ITEMS else ["ials"]
+    if facts.items > _EASE_ITEMS and facts.rows > MOST_ROWS:
+        strongest = []
     order = ["transitions"] if facts.timed else []
-    plain = ["popularity", *_strongest(facts), *order, "random"]
+    plain = ["popularity", *strongest, *order, "random"]
     if epsilon is None:
         return plain
     clip = _count_clip(facts.rows_per_user)
     return [{"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}, *plain]
 
 
-def _strongest(facts: TableFacts) -> list[Any]:
-    """Strongest centralised baseline: EASE, or iALS for large catalogues without too many rows."""
-    if facts.items <= _EASE_ITEMS:
-        return ["ease"]
-    return [] if facts.rows > MOST_ROWS else ["ials"]
-
-
-def _name(path: Path) -> str:
-    return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._") or "own-data"
-
-
-# The true epsilon of each user in experiments whose users add their own noise, computed before
-# training. It follows from the experiment: budgets from their seed, cohorts from seed and round. A
-# sampled user is charged even if its upload fails.
-
-
-def personal_noise(experiment: Experiment) -> PersonalNoise:
-    """The users' noise of a resolved experiment.
-
-    Raises:
-        ExperimentError: its step has no noise of users.
-    """
-    settings = experiment.settings(registry.STEP)
-    if isinstance(settings, PersonalNoise):
-        return settings
-    raise ExperimentError(
-        "users have no personal budgets with this step",
-        expected="step dpvae or dpsgd",
-        got=experiment.step.name,
-        fix="use an experiment with one of these steps, such as dpvae-ml100k",
-    )
-
-
-def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
-    """Table with one row per training client, see `fedrec.privacy.personal.epsilon_table`.
-
-    Args:
-        experiment: a resolved experiment whose users add noise of their own.
-        rounds: number of rounds; default: all of the experiment.
-
-    Raises:
-        ExperimentError: the experiment has another step, or phases with other steps.
-    """
-    settings = personal_noise(experiment)
-    check_no_phases(experiment)
-    clients = Population.of(experiment).partition.training_clients
-    sampler_class = registry.resolve(registry.SAMPLER, experiment.sampler.name)
-    sampler = sampler_class(experiment.settings(registry.SAMPLER), clients, experiment.seed)
-    asked = np.zeros(len(clients), dtype=np.int64)
-    for number in range(1, (experiment.rounds if rounds is None else rounds) + 1):
-        asked[np.searchsorted(clients, sampler.sample(number))] += 1
-    return epsilon_table(settings, clients.tolist(), asked.tolist())
+def warnings(table: Recognised) -> list[str]:
+    """Reasons why results on a table will be unreliable, one per line."""
+    if not table.divisible:
+        return []  # refused
+    test = max(int(_TEST_USERS * table.users + 0.5), 1)
+    reasons = {
+        f"only {test} test user{'s' if test > 1 else ''}: differences between systems will be"
+        " mostly chance": test < _FEW_TEST_USERS,
+        f"only {table.divisible:,} of {table.users:,} users have two different items; the others"
+        " cannot be tested": 2 * table.divisible < table.users,
+        f"only {table.shared:,} of {table.items:,} items have two users or more; about the others,"
+        " nothing can be learned from other users": 2 * table.shared < table.items,
+    }
+    return [f"warning: {reason}" for reason, holds in reasons.items() if holds]

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 
 from clients.blocks import to_device
@@ -31,9 +31,8 @@ from fedrec.runs.ids import check_ids, read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.early_stopping import ending
-
-if TYPE_CHECKING:
-    import pandas as pd
+from simulations.later_rows import read_history, with_history
+from simulations.new_items import with_items_of
 
 _CELLS = 4_000_000  # users times items that are scored at once
 
@@ -82,8 +81,6 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
             there.
         ExperimentError: the run has no federated system, or its parameters are made for each user.
     """
-    import pandas as pd
-
     population = population_of(result)
     clients = clients_of(population, users)
     blocks = [block for _, block in _scored(result, population, clients)]
@@ -119,14 +116,9 @@ def recommend(
         DataError: see `scores`.
         ExperimentError: likewise, or k is below 1.
     """
-    import pandas as pd
-
-    from simulations.later_rows import read_history
-
     if k < 1:
         raise ExperimentError(
             "nothing to recommend",
-            expected="k of at least 1",
             got=str(k),
             fix="set k to at least 1: --top 10",
         )
@@ -180,8 +172,6 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
     check_ids(result.folder, data)
     if more is None:
         return population
-    from simulations.later_rows import with_history  # imports pandas, unlike what runs need
-
     return with_history(experiment, data, more)
 
 
@@ -199,8 +189,6 @@ def with_new_items(
         DataError: the file is damaged, or its items are not new ones.
         ExperimentError: the model knows items by their interactions alone.
     """
-    from simulations.new_items import with_items_of  # imports pandas, unlike what runs need
-
     experiment = result.experiment
     item = getattr(experiment.settings(DATASET), "item", "item")
     grown = with_items_of(population, Path(source), item, seed=experiment.seed_of_split)
@@ -212,8 +200,6 @@ def with_new_items(
 
 def clients_of(population: Population, users: Sequence[object] | None) -> np.ndarray:
     """Clients of the given ids, `int64 [clients]`, in their order."""
-    import pandas as pd
-
     ids = population.interactions.user_ids
     if users is None:
         return np.arange(len(ids))
@@ -269,7 +255,6 @@ def host_of(result: Result, population: Population, client: int) -> Node:
             f"model {experiment.model.name!r} scores with parameters that its server makes for"
             " each user",
             expected="a system whose parameters are shared or private",
-            got=experiment.model.name,
             fix="evaluate this system with the metrics of its run",
         )
     return node
@@ -310,7 +295,6 @@ def _check_served(node: Node, step: Step, result: Result, clients: np.ndarray) -
                 f"user {str(node.population.interactions.user_ids[new[0]])!r} came after the run,"
                 " which has private parameters of each user",
                 expected="users of the run, or fine-tuning on the device in the experiment",
-                got=f"no {private[0]!r} of this user, and evaluation.fine-tune = {{ epochs = 0 }}",
                 fix="run again with the new users",
             )
     data = node.population.interactions

@@ -23,6 +23,7 @@ from fedrec.runs.result import Result
 from fedrec.runtime.process import interrupting
 from server.callbacks.base import Callback
 from simulations.amend import amend
+from simulations.recommending import ids_of_users, keep_ids, with_parameters
 from strategies.base import CohortStrategy
 
 _CLIENTS_OF_A_NODE = 8  # minimum per round to keep a node busy
@@ -74,8 +75,6 @@ def resume(
     """
     run = amend(RunFolder(Path(folder)), overrides)
     if run.status()["state"] == "finished":
-        from simulations.recommending import with_parameters
-
         return with_parameters(run.read_result())
     return execute(run, callbacks)
 
@@ -87,8 +86,6 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     Raises:
         KeyboardInterrupt: the run was interrupted, by Ctrl-C or a signal.
     """
-    from simulations.recommending import ids_of_users, keep_ids
-
     folder.user_ids = lambda: ids_of_users(folder)
     try:
         with interrupting():

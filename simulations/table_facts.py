@@ -12,16 +12,17 @@ of two. Other dependences on rows are errors, which name the option that gives t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedrec.data.recognition import Recognised
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import read
 from fedrec.experiment.phases import MAIN
 from fedrec.experiment.schema import Experiment
+from server.privacy.phase_plans import PhasePlans
 
 _PUBLIC = ("as given", "by its name")  # reasons that need no value of a column
 
@@ -52,12 +53,12 @@ class TableFacts:
     private: bool
 
     @classmethod
-    def of(cls, table: Recognised, overrides: Sequence[str], *, private: bool) -> TableFacts:
+    def of(cls, table: Recognised, given: Mapping[str, Any], *, private: bool) -> TableFacts:
         """The facts of a table.
 
         Args:
             table: its recognised columns.
-            overrides: as for `--set`, of which `positive-above` is one.
+            given: the user's settings, as a TOML table.
             private: whether the experiment is under privacy.
 
         Raises:
@@ -69,7 +70,7 @@ class TableFacts:
         if private:
             _check_roles(table)
             mean = 2.0 ** round(math.log2(table.items_per_user))
-            threshold = _required_threshold(table, overrides)
+            threshold = _required_threshold(table, given)
         return cls(
             user=table.columns["user"],
             users=table.users,
@@ -90,42 +91,30 @@ class TableFacts:
         """Describe whose data are protected under privacy, and which facts are taken as public."""
         if not self.private:
             return []
-        unit = (
+        rated = self.positive_above is not None
+        return [
             f"the guarantee is per value of {self.user}, {self.users:,} of them; a person with"
-            " several has as many times this epsilon"
-        )
-        public = (
+            " several has as many times this epsilon",
             f"taken as public: the list of {self.items:,} items, the number of {self.users:,} users"
             f" and a mean of about {self.rows_per_user:g} items each (rounded to a power of two),"
             " from which clip norms follow"
-        )
-        if self.positive_above is not None:
-            public += f"; the threshold of ratings, {self.positive_above:g}, is given"
-        return [unit, public]
+            + (f"; the threshold of ratings, {self.positive_above:g}, is given" if rated else ""),
+        ]
 
 
-def given_threshold(overrides: Sequence[str]) -> float | None:
-    """Threshold of positive ratings in overrides; None if it is not set, or not a number, which the
-    experiment rejects.
-
-    Raises:
-        ExperimentError: an override cannot be read.
-    """
-    value = read({}, overrides).get("positive-above")
+def threshold_of(given: Mapping[str, Any]) -> float | None:
+    """Threshold of positive ratings in settings; None if it is not set, or not a number, which the
+    experiment rejects."""
+    value = given.get("positive-above")
     return float(value) if isinstance(value, int | float) else None
 
 
-def has_private_parts(overrides: Sequence[str]) -> bool:
-    """True if overrides make the system, a baseline or the data private.
-
-    Raises:
-        ExperimentError: an override cannot be read.
-    """
-    table = read({}, overrides)
-    evaluation = table.get("evaluation", {})
+def has_private_parts(given: Mapping[str, Any]) -> bool:
+    """True if settings make the system, a baseline or the data private."""
+    evaluation = given.get("evaluation", {})
     baselines = evaluation.get("baselines", []) if isinstance(evaluation, dict) else []
-    private = [entry for entry in baselines if isinstance(entry, dict) and "epsilon" in entry]
-    return "privacy" in table or "perturb" in table or bool(private)
+    private = any(isinstance(entry, dict) and "epsilon" in entry for entry in baselines)
+    return "privacy" in given or "perturb" in given or private
 
 
 def _check_roles(table: Recognised) -> None:
@@ -147,7 +136,6 @@ def _check_roles(table: Recognised) -> None:
         users = (table.columns["user"], *others)
         raise ExperimentError(
             "the column of users is ambiguous, but privacy protects the data of users",
-            expected="a column with one value per person",
             got=f"possible columns {', '.join(map(repr, users))}",
             fix=", or ".join(f"--user {name}" for name in users),
         )
@@ -163,26 +151,21 @@ def _check_roles(table: Recognised) -> None:
         )
 
 
-def _required_threshold(table: Recognised, overrides: Sequence[str]) -> float | None:
+def _required_threshold(table: Recognised, given: Mapping[str, Any]) -> float | None:
     """Return the given threshold of a table with ratings; None without ratings."""
     if "rating" not in table.columns:
         return None
-    threshold = given_threshold(overrides)
+    threshold = threshold_of(given)
     if threshold is None:
         raise ExperimentError(
             "under privacy, the ratings must not tell which of them count as liked: one user's"
             " lowest or highest rating could change it for everybody",
             expected=f"the threshold of column {table.columns['rating']!r}, by what is known of its"
             " scale",
-            got="none",
             fix="--set positive-above=3 (ratings above 3 are liked), or --no-rating (every row is)",
         )
     return threshold
 
-
-# Whether a private personal model can learn from a table at an epsilon, decided from what is
-# public: the numbers of users, items and rows, and the settings. Otherwise private popularity,
-# which releases one number per item instead of one per pair of items, is given the whole budget.
 
 LEAST = 0.2
 """The least signal. Chosen on validation users of four tables (Gowalla, MovieLens-100K, Amazon
@@ -192,7 +175,9 @@ popularity was better, in the six above it the personal model was, or level (Off
 
 @dataclass(frozen=True)
 class Signal:
-    """Signal of a private personal model.
+    """Signal of a private personal model, which decides whether it can learn from a table at an
+    epsilon. Otherwise private popularity, which releases one number per item instead of one per
+    pair of items, is given the whole budget.
 
     Attributes:
         ratio: mean of the entries of the sum of the clients' products, if every row were of one of
@@ -210,12 +195,6 @@ class Signal:
         """True if the personal model is trained."""
         return self.ratio >= LEAST
 
-    @property
-    def clients_needed(self) -> int:
-        """Training clients that would suffice: the signal grows with their number, the noise hardly
-        does."""
-        return int(np.ceil(self.clients * LEAST / self.ratio))
-
     def lines(self, epsilon: float) -> list[str]:
         """Describe which model is trained, the reason, and how to change it."""
         given = f"epsilon {epsilon:g} with {self.clients:,} training users: "
@@ -227,16 +206,18 @@ class Signal:
             return [
                 given + "a personal model is trained (fold-in on private embeddings); " + measured
             ]
+        # the signal grows with the number of users, the noise hardly does
+        needed = math.ceil(self.clients * LEAST / self.ratio)
         return [
             given + "the whole budget goes to private popularity, one list for everybody, because"
             " noise would cover what a personal model can learn; " + measured,
-            f"a personal model needs about {self.clients_needed:,} training users at this epsilon,"
+            f"a personal model needs about {needed:,} training users at this epsilon,"
             " or a larger epsilon (--set rounds=2 trains it nevertheless)",
         ]
 
 
 def signal_of(experiment: Experiment, users: int, rows_per_user: float) -> Signal:
-    """The signal of an experiment with a private model of products.
+    """The signal of an experiment with a private model of products, from what is public.
 
     Args:
         experiment: with `[privacy]`, on an own table of interactions, of two rounds.
@@ -246,8 +227,6 @@ def signal_of(experiment: Experiment, users: int, rows_per_user: float) -> Signa
     Raises:
         ExperimentError: no noise reaches the target epsilon.
     """
-    from server.privacy.phase_plans import PhasePlans
-
     plan = PhasePlans.before_a_run(experiment, np.arange(users)).plans[MAIN]
     items = experiment.model.options["items"]
     noise = plan.noise_scale / plan.sensitivity

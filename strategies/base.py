@@ -88,11 +88,6 @@ class Cohorts(Protocol):
         node gets a message."""
         ...
 
-    def draw(self, name: str, share: float) -> np.ndarray:
-        """Draw a share in (0, 1] of the clients, at least one, `int64 [clients]`, ascending; a
-        function of the seed and the name."""
-        ...
-
     def item_requests(
         self, groups: Mapping[int, np.ndarray], round_number: int
     ) -> dict[int, ItemRequests]:
@@ -449,7 +444,6 @@ def check_additive(strategy: Strategy) -> None:
             raise ExperimentError(
                 f"strategy {type(part).__name__!r} needs more than the sum that secure aggregation"
                 " provides",
-                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
                 got=reason,
                 fix="set strategy.name = 'reptile', or leave out secure-aggregation",
             )

@@ -24,12 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedrec.privacy.clipping import Clip, adapted_norm
+from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, scaled
-from fedrec.rng import NoiseSource, noisy_count
+from fedrec.rng import NoiseSource
 
 log = logging.getLogger("fedrec")
 
@@ -84,7 +84,6 @@ class DpFedAvg:
         self._warn_of_idle(round_number, total)
         answered = sum(_within(reply.clients, asked) for reply, asked in sums)
         released = self._noisy(round_number, total, theta, answered)
-        self._follow_quantile(round_number, sums)
         return {name: released.get(name, _nothing(value)) for name, value in theta.items()}
 
     def reported_clients(self, clients: int) -> int:
@@ -98,15 +97,12 @@ class DpFedAvg:
         return self.plan.config.mode == "secure"
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the current clip norm, which adaptive clipping changes, and the rounds with
-        correlated noise from the seed, which is drawn again. `memory`, which reveals the sum of a
-        round, is not included."""
-        state = {"clip-norm": np.asarray(self.plan.clip_norm)}
-        return {**state, "drawn": np.array(self._drawn, dtype=np.int64)} if self._repeats else state
+        """Return the rounds with correlated noise from the seed, which is drawn again. `memory`,
+        which reveals the sum of a round, is not included."""
+        return {"drawn": np.array(self._drawn, dtype=np.int64)} if self._repeats else {}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned; the guard sets `memory`."""
-        self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
         self._drawn = np.asarray(state.get("drawn", ())).astype(int).tolist()
         self._missing = list(self._drawn)
 
@@ -193,17 +189,6 @@ class DpFedAvg:
         protected = {name: total[name] for name in names}
         numbers = sum(theta[name].size for name in names)
         return _scaled(protected, theta, self.plan.clip_of_sum(asked, numbers))
-
-    def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
-        adaptive = self.plan.config.adaptive_clip
-        std = self.plan.count_noise_std
-        if adaptive is None or std is None:
-            return
-        counted = [(reply.unclipped, _within(reply.clients, asked)) for reply, asked in sums]
-        count = sum(_within(unclipped, clients) - clients / 2 for unclipped, clients in counted)
-        noisy = noisy_count(count, std, self.source, round_number)
-        settings = self.plan.denominator, adaptive.quantile, adaptive.learning_rate
-        self.plan = self.plan.at_clip_norm(adapted_norm(self.plan.clip_norm, noisy, *settings))
 
 
 def _within(reported: int, most: int) -> int:

@@ -103,7 +103,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         if self._made is None or aggregate.each is None:
             raise ClientError(
                 "received gradients for parameters that were not generated",
-                expected="a configured round",
                 fix="call configure_train before aggregate_train",
             )
         outputs, directions = self._directions(aggregate.each)

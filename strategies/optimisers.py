@@ -96,18 +96,15 @@ class Reptile(CohortStrategy):
 # corrects nothing. With one local step of gradient descent, this is then Adam on the cohort as
 # batch, but for tau, which counts in units of the local step size.
 
+_BETAS = (0.9, 0.999)  # b1 and b2
+_TAU = 1e-8
+
 
 class FedAdamConfig(ServerRate):
     """Settings of FedAdam."""
 
     server_lr: float = Field(default=0.001, gt=0)
     """Server learning rate (eta)."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay rate of the first moment (beta1), in [0, 1)."""
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay rate of the second moment (beta2), in [0, 1)."""
-    tau: float = Field(default=1e-8, gt=0)
-    """Added to the square root of the second moment (tau); the larger, the less adaptive."""
     weighting: Literal["examples", "uniform"] = "uniform"
     """Weight of a client in the mean update: uniform, which differential privacy requires, or its
     number of examples, which makes a cohort's examples one batch."""
@@ -131,22 +128,21 @@ class FedAdam(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Compute the next global parameters from the current ones and a round's aggregate with at
         least one client. A cohort without any example, by which it is weighted, changes nothing."""
-        config = self.config
-        divisor = aggregate.clients if config.weighting == "uniform" else aggregate.weight
+        divisor = aggregate.clients if self.weighting == "uniform" else aggregate.weight
         if not divisor:
             return theta
         self._steps += 1
-        rate = config.rate(aggregate.round)
-        whole = [1 - beta**self._steps for beta in (config.beta1, config.beta2)]
+        rate = self.config.rate(aggregate.round)
+        whole = [1 - beta**self._steps for beta in _BETAS]
         moved = {}
         for name, total in aggregate.total(theta).items():
             mean = total / divisor
             first = self._first.setdefault(name, np.zeros(mean.shape))
             second = self._second.setdefault(name, np.zeros(mean.shape))
-            first += (1 - config.beta1) * (mean - first)
-            second += (1 - config.beta2) * (np.square(mean) - second)
+            first += (1 - _BETAS[0]) * (mean - first)
+            second += (1 - _BETAS[1]) * (np.square(mean) - second)
             moved[name] = theta[name] + rate * (first / whole[0]) / (
-                np.sqrt(second / whole[1]) + config.tau
+                np.sqrt(second / whole[1]) + _TAU
             )
         return moved
 

@@ -57,14 +57,10 @@ class PerClientStrategy(CohortStrategy):
         self._optimiser = Optimiser(config.optimiser)
         self.memories = {"optimiser/": self._optimiser}
 
-    @classmethod
-    def remarks(
-        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
-    ) -> list[str]:
+    def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
         """Notes to report with the results of a run, one paragraph each; none by default.
 
         Args:
-            config: settings of this class.
             step: settings of the experiment's local step.
             parameters: the global parameters.
             rounds: number of rounds that were run.
@@ -377,10 +373,7 @@ class FedgnnStrategy(PerClientStrategy):
         self._third = ThirdParty(config.neighbours)
         self.memories |= {"third/": self._third}
 
-    @classmethod
-    def remarks(
-        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
-    ) -> list[str]:
+    def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
         """Notes to report with the results: the guarantee of the noise, compared with the paper's
         claim."""
         hidden = (
@@ -500,10 +493,7 @@ class GpfedrecStrategy(PerClientStrategy):
         self._uploads = Uploads(config.remembered)
         self.memories |= {"uploads/": self._uploads}
 
-    @classmethod
-    def remarks(
-        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
-    ) -> list[str]:
+    def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
         """Notes to report with the results: the server's view."""
         return [
             "GPFedRec: the server keeps each client's last change of the item embeddings under the"

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedrec.components import registry
 from fedrec.components.registry import STRATEGY
@@ -82,16 +82,13 @@ class ByPhase(CohortStrategy):
 #
 #     [strategy.stage-one]
 #     rounds = 40
-#     clients = "opted-in"
-#     share = 0.1
 #     step = { name = "contrastive", epochs = 5 }
 #     strategy = { name = "reptile", server-lr = 5.0 }
 #
 # Where this differs from the paper: it says that privacy may be relaxed in stage one "when user
 # information is exclusive". The sequences of stage one are still users' data, and embeddings
-# learned from them without noise are not covered by the guarantee of the main stage. `clients`
-# therefore selects the sequences: of all clients, of a share that opted in, or of a share with
-# public data that is excluded from the main stage.
+# learned from them without noise would not be covered by the guarantee of the main stage. Under
+# `[privacy]` both stages therefore have noise.
 
 STAGE_ONE = "stage-one"
 
@@ -107,18 +104,6 @@ class StageOneConfig(Config):
     """Strategy of stage one."""
     sampler: Annotated[Section | None, registry.SAMPLER] = None
     """Sampler of stage one; default: that of the main stage."""
-    clients: Literal["all", "opted-in", "public"] = "all"
-    """Participants: all training clients, a share of them, or a share that is excluded from the
-    main stage."""
-    share: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the training clients, in (0, 1), for `opted-in` and `public`; drawn once, from the
-    seed."""
-
-    @model_validator(mode="after")
-    def _share_where_it_means_something(self) -> Self:
-        if (self.clients == "all") != (self.share is None):
-            raise ValueError("share with clients = 'opted-in' or 'public', no share with 'all'")
-        return self
 
 
 class TwoStageConfig(PhasesConfig):
@@ -126,13 +111,6 @@ class TwoStageConfig(PhasesConfig):
 
     stage_one: StageOneConfig
     """Stage one."""
-
-
-_VOLUNTEERS = {
-    "all": "",
-    "opted-in": "clients who opted in",
-    "public": "clients whose data are public, and who are in no other stage",
-}
 
 
 class TwoStage(ByPhase):
@@ -154,15 +132,12 @@ class TwoStage(ByPhase):
     def __init__(self, config: TwoStageConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         first = config.stage_one
-        inside, outside = _participants(first, cohorts)
+        stage_one = cohorts.among(cohorts.clients, first.sampler)
+        first_step = step_table(first.step)
+        main = cohorts.among(cohorts.clients)
         self.stages = {
-            STAGE_ONE: _stage(
-                first.strategy,
-                cohorts.among(inside, first.sampler),
-                step_table(first.step),
-                "stage-one.strategy",
-            ),
-            MAIN: _stage(config.main, cohorts.among(outside), step, "main"),
+            STAGE_ONE: _stage(first.strategy, stage_one, first_step, "stage-one.strategy"),
+            MAIN: _stage(config.main, main, step, "main"),
         }
         self.memories = {f"{stage}/": inner for stage, inner in self.stages.items()}
 
@@ -170,10 +145,8 @@ class TwoStage(ByPhase):
     def schedule(cls, config: TwoStageConfig, step: Mapping[str, Any]) -> tuple[Phase, ...]:
         """Phases in order: `stage-one` for its rounds, from 1, and `main` for all later ones."""
         first = config.stage_one
-        volunteers = _VOLUNTEERS[first.clients]
-        return Phase(
-            STAGE_ONE, step_table(first.step), first.rounds, volunteers, first.sampler
-        ), Phase(MAIN, step)
+        stage_one = Phase(STAGE_ONE, step_table(first.step), first.rounds, sampler=first.sampler)
+        return stage_one, Phase(MAIN, step)
 
     def phases(self) -> dict[str, CohortStrategy]:
         """Strategy of each stage."""
@@ -188,26 +161,13 @@ class TwoStage(ByPhase):
         return arrays, MetricRecord({"stage": stage, **(metrics or {})})
 
 
-def _participants(config: StageOneConfig, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
-    """Clients of stage one and clients of the main stage."""
-    if config.share is None:
-        return cohorts.clients, cohorts.clients
-    drawn = cohorts.draw("stage-one", config.share)
-    return drawn, np.setdiff1d(
-        cohorts.clients, drawn
-    ) if config.clients == "public" else cohorts.clients
-
-
 def _stage(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) -> CohortStrategy:
     cls, settings = _inner(section, at)
     if len(cls.schedule(settings, step)) > 1:
         raise ExperimentError(
             f"strategy {section.name!r} has phases and cannot be a stage",
-            expected="a strategy without phases",
-            fix=(
-                "wrap the two stages in it: strategy.name = 'popularity-start', strategy.main ="
-                " { name = 'two-stage', ... }"
-            ),
+            fix="wrap the two stages in it, such as strategy.name = 'popularity-start' with"
+            " strategy.main = { name = 'two-stage', ... }",
         )
     return cls(settings, cohorts, step)
 
@@ -282,7 +242,6 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
     if issubclass(cls, FirstRound):
         raise ExperimentError(
             f"strategy {config.main.name!r} would never run its own first round",
-            expected="one strategy with a special first round",
             fix="remove one of the two",
         )
     return cls, settings
@@ -386,6 +345,8 @@ def _other_scale(scale: tuple[float, float], got: str) -> ExperimentError:
 # rounds under noise.
 
 POPULARITY = "popularity"
+_FLOOR = 0.001  # smallest assumed share of clients who like an item
+_NOISE_FLOOR = 1.5  # the same in standard deviations of a share's noise
 
 
 class PopularityStartConfig(FirstRoundConfig):
@@ -394,12 +355,9 @@ class PopularityStartConfig(FirstRoundConfig):
     step: Annotated[Section, registry.STEP] = Section(name="counts")
     """Step of the clients in the first round."""
     estimate: Literal["floor", "posterior-mean"] = "floor"
-    """Estimate of a share from a noisy one: itself, but at least a floor; or its expected value
-    under an exponential prior, at least half a client, which distinguishes rare items."""
-    floor: float = Field(default=0.001, gt=0, lt=1)
-    """Smallest assumed share of clients who like an item, in (0, 1), where `estimate = "floor"`."""
-    noise_floor: float = Field(default=1.5, ge=0)
-    """The same in standard deviations of the noise of a share; the larger of both applies."""
+    """Estimate of a share from a noisy one: itself, but at least 0.001 and 1.5 standard deviations
+    of its noise; or its expected value under an exponential prior, at least half a client, which
+    distinguishes rare items."""
 
 
 class _Counting(CohortStrategy):
@@ -410,15 +368,12 @@ class _Counting(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         counts = aggregate.total(theta)[BIAS]
         clients = aggregate.clients
-        if self.config.estimate == "posterior-mean":
-            std = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std * clients
-            return {**theta, BIAS: np.log(expected_counts(counts, std) / clients)}
-        return {**theta, BIAS: np.log(np.maximum(counts / clients, self._floor()))}
-
-    def _floor(self) -> float:
-        """Smallest share: smaller ones are mostly noise, which the logarithm would amplify."""
         noise = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std
-        return max(self.config.floor, self.config.noise_floor * noise)
+        if self.config.estimate == "posterior-mean":
+            return {**theta, BIAS: np.log(expected_counts(counts, noise * clients) / clients)}
+        # smaller shares are mostly noise, which the logarithm would amplify
+        floor = max(_FLOOR, _NOISE_FLOOR * noise)
+        return {**theta, BIAS: np.log(np.maximum(counts / clients, floor))}
 
 
 class PopularityStart(FirstRound):

@@ -73,6 +73,10 @@ class ClientChanges:
         return self.values.reshape(len(self.values), -1)
 
 
+Changes = Mapping[str, ClientChanges]
+"""Changes of each parameter, by its name."""
+
+
 class RobustRule(CohortStrategy):
     """Base of robust rules, which apply a robust combination of the clients' updates."""
 
@@ -81,9 +85,7 @@ class RobustRule(CohortStrategy):
     config: ServerRate
 
     @abstractmethod
-    def combined(
-        self, changes: Mapping[str, ClientChanges], round_number: int
-    ) -> dict[str, np.ndarray]:
+    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Combine the updates of each parameter, `float64 [R, ...]`, in the rows of `changes`;
         rounds are numbered from 1."""
 
@@ -102,14 +104,14 @@ class RobustRule(CohortStrategy):
         return apply_changes(theta, moves, self.config.rate(aggregate.round))
 
 
-def squared_distances(changes: Mapping[str, ClientChanges]) -> np.ndarray:
+def squared_distances(changes: Changes) -> np.ndarray:
     """Squared L2 distances between the clients' whole updates, `float64 [clients, clients]`."""
     gram = sum(change.flat @ change.flat.T for change in changes.values())
     norms = np.diag(gram)
     return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
 
 
-def mean_of(changes: Mapping[str, ClientChanges], chosen: np.ndarray) -> dict[str, np.ndarray]:
+def mean_of(changes: Changes, chosen: np.ndarray) -> dict[str, np.ndarray]:
     """Mean update of some clients `int64 [n]`, `[R, ...]` by parameter."""
     return {name: change.values[chosen].mean(axis=0) for name, change in changes.items()}
 
@@ -137,9 +139,7 @@ class CoordinateRule(RobustRule):
         """Combine values `[clients, R, ...]`, ascending, with NaN after the first `counts`, `int64
         [R, ...]`."""
 
-    def combined(
-        self, changes: Mapping[str, ClientChanges], round_number: int
-    ) -> dict[str, np.ndarray]:
+    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Combine the updates of each parameter, `float64 [R, ...]`."""
         return {name: self._combined(change) for name, change in changes.items()}
 
@@ -164,33 +164,21 @@ class CoordinateRule(RobustRule):
 # clip, as honest and malicious ones of a simulation do, `[privacy]` with `clip-norm` bounds them as
 # well, and needs their sum alone.
 #
-# Where this differs from the paper: without `norm`, the bound is the median norm of the round's
-# updates; there it is a fixed number.
-
-
-class NormBoundConfig(ServerRate):
-    """Settings of the bound on norms."""
-
-    norm: float | None = Field(default=None, gt=0)
-    """Bound on the L2 norm of a whole update; default: the median norm of the round's updates."""
+# Where this differs from the paper: the bound is the median norm of the round's updates; there it
+# is a fixed number.
 
 
 class NormBound(RobustRule):
     """Norm bounding: applies the mean of bounded updates."""
 
     name = "norm-bound"
-    Config = NormBoundConfig
     paper = "Sun, Kairouz, Suresh and McMahan 2019"
-    config: NormBoundConfig
 
-    def combined(
-        self, changes: Mapping[str, ClientChanges], round_number: int
-    ) -> dict[str, np.ndarray]:
+    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the bounded updates, `float64 [R, ...]` by parameter."""
         squares = sum(np.square(change.flat).sum(axis=1) for change in changes.values())
         norms = np.sqrt(squares)
-        bound = float(np.median(norms)) if self.config.norm is None else self.config.norm
-        factors = np.minimum(1.0, bound / np.maximum(norms, 1e-300)) / len(norms)
+        factors = np.minimum(1.0, np.median(norms) / np.maximum(norms, 1e-300)) / len(norms)
         return {
             name: np.tensordot(factors, change.values, axes=1) for name, change in changes.items()
         }
@@ -275,14 +263,7 @@ def nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
 # random starts.
 
 _REFERENCES = 200  # sets of uniform numbers for comparison with clusters
-
-
-class UnionConfig(ChoiceConfig):
-    """Settings of UNION."""
-
-    sample: int = Field(default=100, ge=2)
-    """Number of items whose embeddings are compared, drawn for each round; fewer in a small
-    catalogue."""
+_SAMPLE = 100  # items whose embeddings are compared, drawn for each round
 
 
 class Union(RobustRule):
@@ -293,18 +274,16 @@ class Union(RobustRule):
     """
 
     name = "union"
-    Config = UnionConfig
+    Config = ChoiceConfig
     paper = "Yu et al. 2023, UNION"
-    config: UnionConfig
+    config: ChoiceConfig
 
-    def combined(
-        self, changes: Mapping[str, ClientChanges], round_number: int
-    ) -> dict[str, np.ndarray]:
+    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the selected updates, `float64 [R, ...]` by parameter."""
         table = changes[self._table({name: change.before for name, change in changes.items()})]
         items = len(table.before)
         random = stream(0, "union", round_number)
-        drawn = np.sort(random.choice(items, min(self.config.sample, items), replace=False))
+        drawn = np.sort(random.choice(items, min(_SAMPLE, items), replace=False))
         uniformities = mean_distances(table, drawn)
         expected = self.config.expected(len(uniformities))
         return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))
@@ -427,9 +406,7 @@ class Bulyan(RobustRule):
     paper = "El Mhamdi, Guerraoui and Rouault 2018"
     config: ChoiceConfig
 
-    def combined(
-        self, changes: Mapping[str, ClientChanges], round_number: int
-    ) -> dict[str, np.ndarray]:
+    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the central values, `float64 [R, ...]` by parameter."""
         distances = squared_distances(changes)
         clients = len(distances)
@@ -478,9 +455,7 @@ class Krum(RobustRule):
     paper = "Blanchard, El Mhamdi, Guerraoui and Stainer 2017"
     config: KrumConfig
 
-    def combined(
-        self, changes: Mapping[str, ClientChanges], round_number: int
-    ) -> dict[str, np.ndarray]:
+    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the chosen updates, `float64 [R, ...]` by parameter."""
         distances = squared_distances(changes)
         if self.config.keep > len(distances):

@@ -26,7 +26,6 @@ from fedrec.sums.content import MapConfig, mapped
 from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
 from fedrec.sums.products import (
     BIAS,
-    SmoothingConfig,
     Solution,
     above_edge,
     chosen_items,
@@ -192,8 +191,6 @@ class GramStrategyConfig(Config):
     factors: Width = 12
     """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
     case."""
-    ridge: float = Field(default=1.0, ge=0)
-    """Amount added to lambda under noise, in units of the noise edge."""
 
 
 class GramStrategy(ProductsStrategy):
@@ -216,7 +213,7 @@ class GramStrategy(ProductsStrategy):
             solution=config.solution,
             factors=config.factors,
             regularisation=config.regularisation,
-            ridge=config.ridge,
+            ridge=1.0,
         )
         return {WEIGHTS: (scale[:, None] * weights / scale).float().numpy()}
 
@@ -236,7 +233,7 @@ class GramStrategy(ProductsStrategy):
 # scale of the items is taken out.
 
 
-class TransitionsStrategyConfig(SmoothingConfig):
+class TransitionsStrategyConfig(Config):
     """Settings of the transition weights."""
 
     factors: Width = 12
@@ -260,7 +257,7 @@ class TransitionsStrategy(ProductsStrategy):
         """Compute the weights, `float32 [items, items]` of the chosen items."""
         total = _denoised(products.gram, products.edge, self.config.factors)
         total = total / products.scale[:, None] / products.scale
-        return {WEIGHTS: transition_weights(total, self.config).float().numpy()}
+        return {WEIGHTS: transition_weights(total).float().numpy()}
 
 
 def _denoised(total: Tensor, edge: float, limit: int) -> Tensor:
@@ -291,6 +288,8 @@ FACTORS = "item.factors"
 GRAM = "user.gram"
 RIGHT_PRODUCTS = "item.right"
 MOMENTS = "item.moments"
+_BETA1 = 0.1  # decay rates of Adam's moments
+_BETA2 = 0.99
 
 
 class FcfConfig(ServerRate):
@@ -300,10 +299,6 @@ class FcfConfig(ServerRate):
     """Step size of Adam."""
     regularisation: float = Field(default=10.0, ge=0)
     """Regularisation lambda of the items' factors."""
-    beta1: float = Field(default=0.1, ge=0, lt=1)
-    """Decay rate of the first moment (beta1), in [0, 1)."""
-    beta2: float = Field(default=0.99, ge=0, lt=1)
-    """Decay rate of the second moment (beta2), in [0, 1)."""
 
 
 class Fcf(CohortStrategy):
@@ -333,13 +328,12 @@ class Fcf(CohortStrategy):
         if self._first is None or self._second is None:
             self._first = np.zeros_like(gradient)
             self._second = np.zeros_like(gradient)
-        config = self.config
-        self._steps = self._steps + 1
-        self._first = config.beta1 * self._first + (1 - config.beta1) * gradient
-        self._second = config.beta2 * self._second + (1 - config.beta2) * gradient**2
-        mean = self._first / (1 - config.beta1**self._steps)
-        spread = np.sqrt(self._second / (1 - config.beta2**self._steps))
-        moved = factors - config.rate(aggregate.round) * mean / (spread + 1e-8)
+        self._steps += 1
+        self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
+        self._second = _BETA2 * self._second + (1 - _BETA2) * gradient**2
+        mean = self._first / (1 - _BETA1**self._steps)
+        spread = np.sqrt(self._second / (1 - _BETA2**self._steps))
+        moved = factors - self.config.rate(aggregate.round) * mean / (spread + 1e-8)
         return with_factors(theta, moved)
 
     def gradient(self, factors: np.ndarray, sums: dict[str, np.ndarray]) -> np.ndarray:
@@ -551,11 +545,8 @@ class ContentMapStrategy(ProductsStrategy):
         if MAP not in theta or (wide and theta[LEFT].shape[1] < len(theta[PRODUCTS])):
             raise ExperimentError(
                 "the model has no factors that the strategy 'content-map' could compute",
-                expected="model.name = 'content-map'"
-                + (", with as many factors as items" if wide else ""),
                 got=", ".join(f"{name} {list(value.shape)}" for name, value in theta.items()),
-                fix="set model.name = 'content-map'"
-                + (" and a larger model.factors" if wide else ""),
+                fix="set model.name = 'content-map', for 'ease' with as many factors as items",
             )
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:

@@ -17,7 +17,6 @@ import pytest
 
 from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.mechanisms.base import Mechanism
-from strategies import dp
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
     """
     seen: list[Captured] = []
     before = {release.key: release for release in held or ()}
-    add_noise, noisy_count = Mechanism.add_noise, dp.noisy_count
+    add_noise = Mechanism.add_noise
 
     def keep(exact, scale, order, address, draw):
         exact = {name: np.array(value, dtype=np.float64) for name, value in exact.items()}
@@ -76,15 +75,8 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
 
         return keep(arrays, scale, mechanism.order, address, draw)
 
-    def counted(count, std, source, *address):
-        def draw():
-            return {"count": np.array(noisy_count(count, std, source, *address))}
-
-        return float(keep({"count": np.array(count)}, std, 2, address, draw)["count"])
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Mechanism, "add_noise", noisy)
-        patch.setattr(dp, "noisy_count", counted)
         yield seen
     assert seen, "nothing was released"
     seen.sort(key=lambda release: release.key)
@@ -94,7 +86,4 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
 def sensitivities(release: Captured, event: object) -> float:
     """The sensitivity that a charge of this release claims: its noise over its multiplier."""
     assert isinstance(event, NoisyRound), event
-    multiplier = event.noise_multiplier
-    if set(release.exact) == {"count"}:
-        multiplier = event.count_multiplier or multiplier
-    return release.scale / multiplier
+    return release.scale / event.noise_multiplier

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work as a contestant sees it: the archive that `workload.py` writes, and a clock for its
+"""The work as a contestant sees it: the archive that `ours.py` writes, and a clock for its
 rounds.
 
 Needs numpy alone, because contestants live in environments of their own, without fedrec and some

@@ -2,8 +2,7 @@
 """A step of a shipped experiment on one node, one thread: users per second in training, and the
 final evaluation.
 
-Arguments: experiment, step, path, users per round, rounds, whether to evaluate; or experiment,
-`generated`, path, rounds for a whole run of a system whose server generates clients' parameters.
+Arguments: experiment, step, path, users per round, rounds, whether to evaluate.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from clients.evaluation import evaluate_clients
@@ -26,7 +24,6 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.updates import dense_change
-from simulations.runner import run
 
 Numbers = dict[str, np.ndarray]
 
@@ -88,29 +85,18 @@ def initial(node: Node) -> Numbers:
     return {name: value.numpy() for name, value in node.initial().items()}
 
 
+def apart(sums: Numbers, wanted: Numbers) -> float:
+    """The L2 norm of the difference over the norm, all parameters together."""
+    moved = sum(float(np.square(value.astype(np.float64)).sum()) for value in wanted.values())
+    off = sum(float(np.square(sums[n].astype(np.float64) - v).sum()) for n, v in wanted.items())
+    return (off / moved) ** 0.5 if moved else 0.0
+
+
 def peak_mib() -> float:
     """Largest memory of this process; `ru_maxrss` would be that of the process that started it, if
     larger."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
-
-
-def generated(name: str, path: str, rounds: int) -> dict[str, Any]:
-    """Some rounds as a whole run on the serial engine, for clients whose parameters the server
-    generates: users per second of each round but the first, seconds of the evaluation, memory."""
-    engine = {"name": "serial", "nodes": 1, "threads": 1, "device": "cpu", "path": path}
-    overrides = [f"engine.{key}={value}" for key, value in engine.items()]
-    overrides += [f"rounds={rounds + 1}", "evaluation.every=0", "evaluation.baselines=[]"]
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(name, overrides, output=Path(folder) / "run")
-        timings = pd.read_csv(result.folder / "timings.csv")["train"].tolist()
-        report = json.loads((result.folder / "result.json").read_text())
-    cohort = result.experiment.sampler.options["cohort"]
-    return {
-        "users_per_second": [cohort / seconds for seconds in timings[1:]],
-        "evaluation": report["seconds"]["evaluation"],
-        "peak_mib": peak_mib(),
-    }
 
 
 def stepped(
@@ -132,12 +118,8 @@ def stepped(
 
 def main(arguments: list[str]) -> None:
     """Print what was measured as JSON."""
-    name, step, path, *numbers = arguments
-    if step == "generated":
-        report = generated(name, path, int(numbers[0]))
-    else:
-        report = stepped(name, step, path, int(numbers[0]), int(numbers[1]), numbers[2] == "True")
-    print(json.dumps(report))
+    name, step, path, users, rounds, evaluation = arguments
+    print(json.dumps(stepped(name, step, path, int(users), int(rounds), evaluation == "True")))
 
 
 if __name__ == "__main__":

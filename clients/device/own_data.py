@@ -156,17 +156,14 @@ def _partition(interactions: Interactions, part: np.ndarray) -> Partition:
 def _user_features(
     known: Catalogue, column: Columns, codes: np.ndarray, users: int
 ) -> FeatureTable:
-    first = np.full(users, -1, dtype=np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    first = np.unique(codes, return_index=True)[1]
     features = []
     for name, categories in known.user_features:
-        labels = (
-            column[name].fillna("").astype(str).to_numpy()[first]
-            if name in column
-            else np.full(users, "")
-        )
+        texts = [""] * users
+        if name in column:
+            texts = column[name].fillna("").astype(str).to_numpy()[first].tolist()
         code_of = {category: code for code, category in enumerate(categories)}
-        parsed = [known_labels(text, code_of) for text in labels]
+        parsed = [known_labels(text, code_of) for text in texts]
         unknown = [label for _, others in parsed for label in others]
         if unknown:
             log.warning(
@@ -185,7 +182,6 @@ def _user_features(
 
 def _reordered(interactions: Interactions, order: np.ndarray) -> Interactions:
     """Interactions with the users reordered."""
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
     features = interactions.user_features.renumbered(order, len(order))
-    return replace(interactions, users=rank[interactions.users], user_features=features)
+    users = np.argsort(order)[interactions.users]
+    return replace(interactions, users=users, user_features=features)

@@ -76,13 +76,6 @@ def rho_of(protection: Protection | None, noise: PersonalNoise | None) -> float 
     return float(-2 * ndtri(1 / (1 + math.exp(min(1 / multiplier, 700.0))))) ** 2 / 2
 
 
-def largest_rho(epsilon: float) -> float:
-    """Largest total rho = mu^2 / 2 of all uploads for an epsilon at delta 1e-5."""
-    from fedrec.privacy.accounting.rdp import gdp_parameter  # likewise
-
-    return gdp_parameter(epsilon, _DELTA) ** 2 / 2
-
-
 RUN_KEY = re.compile("[0-9a-f]{16}")
 """Key of a run on a node; it is part of file names."""
 _OURS = ("fedrec", "clients")
@@ -119,8 +112,6 @@ class Policy(Config):
     """Seconds: a reply leaves only at a multiple of this after its message arrived, so that its
     time does not tell how many rows the users have; 0: at once. Default: 1 with `least-noise` or
     `least-nodes`, otherwise 0."""
-    opted_in: bool = False
-    """Whether its users take part in phases without noise that train only on volunteers."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -139,10 +130,12 @@ class Policy(Config):
 
     @property
     def largest_rho(self) -> float | None:
-        """Limit on a user's total cost over all runs, see `rho_of`; None: no limit."""
+        """Limit on a user's total cost mu^2 / 2 over all runs, see `rho_of`; None: no limit."""
+        from fedrec.privacy.accounting.rdp import gdp_parameter  # as slow
+
         default = _EPSILON_WITH_LEAST_NOISE if self.least_noise else None
         epsilon = self.most_epsilon or default
-        return None if epsilon is None else largest_rho(epsilon)
+        return None if epsilon is None else gdp_parameter(epsilon, _DELTA) ** 2 / 2
 
     def accepted(self, experiment: Experiment) -> tuple[Phase, ...]:
         """Check an experiment and return its phases; its components may be resolved afterwards.
@@ -166,11 +159,6 @@ class Policy(Config):
         # otherwise the strategy runs only on the server
         nested = self._runs(registry.STRATEGY, experiment.strategy.name)
         phases = phases_of(experiment, nested=nested)
-        if any(phase.volunteers for phase in phases) and not self.opted_in:
-            raise _refused(
-                "the users of this node have not opted in to phases for volunteers",
-                "ask the node's owner to set opted-in = true",
-            )
         for phase in phases:
             self._check_noise(experiment, phase)
         return phases
@@ -193,7 +181,7 @@ class Policy(Config):
         Raises:
             RefusalError: its round, step, settings or protection differ.
         """
-        _check_same(train_differences(experiment, phases, order, names))
+        _check_same(train_difference(experiment, phases, order, names))
         ordered = order.protection
         if ordered is not None and ordered.noise_scale < self.least_noise * ordered.clip_norm:
             raise self._too_little()
@@ -205,7 +193,7 @@ class Policy(Config):
             RefusalError: its round, step or rows differ, or it requests sums over the lists of this
                 node's users, which would reveal their items.
         """
-        _check_same(evaluation_differences(experiment, order))
+        _check_same(evaluation_difference(experiment, order))
 
     def _run_by_nodes(self, experiment: Experiment) -> Iterator[tuple[str, registry.Kind, Section]]:
         """Components of an experiment that a node runs: their key, kind and settings."""
@@ -268,7 +256,7 @@ class Policy(Config):
         if not self.least_noise:
             return
         privacy = experiment.privacy
-        if privacy is not None and privacy.covers(phase.name) and privacy.placement != "central":
+        if privacy is not None and privacy.placement != "central":
             return  # the noise scale is checked in each order
         added = 0.0
         if noise is not None and noise.mode == "sound":
@@ -327,9 +315,8 @@ def _package(path: str) -> str:
 # Differences between an order and the experiment, for which the order is refused.
 
 
-def _check_same(differences: Iterator[str]) -> None:
+def _check_same(difference: str | None) -> None:
     """Raise an error if an order differs from the experiment."""
-    difference = next(differences, None)
     if difference is not None:
         raise RefusalError(
             "the order does not match the experiment",
@@ -339,30 +326,27 @@ def _check_same(differences: Iterator[str]) -> None:
         )
 
 
-def train_differences(
+def train_difference(
     experiment: Experiment, phases: Sequence[Phase], order: TrainOrder, names: Iterable[str]
-) -> Iterator[str]:
-    """Descriptions of the differences between a training order and the experiment; for the
-    arguments see `Policy.check_train`. More noise than the experiment's is not a difference."""
+) -> str | None:
+    """Description of a difference between a training order and the experiment; None: there is none.
+    For the arguments see `Policy.check_train`. More noise than the experiment's is not a
+    difference."""
     if not 1 <= order.round <= experiment.rounds:
-        yield f"round: {order.round}"
-        return
+        return f"round: {order.round}"
     phase = phase_at(phases, order.round)
     if order.step is not None and not phase.has_step(order.step):
-        yield f"step: {json.dumps(order.step)[:300]} in phase {phase.name!r}"
+        return f"step: {json.dumps(order.step)[:300]} in phase {phase.name!r}"
     for key, value in (order.overrides or {}).items():
         if not experiment.strategy.name.startswith(_FLOWERS) or not 0 <= value < math.inf:
-            yield f"{key}: {value:g}"
+            return f"{key}: {value:g}"
     ordered = order.protection
     privacy = experiment.privacy
-    if privacy is None or not privacy.covers(phase.name):
-        if ordered is not None:
-            yield "protection: not in the experiment"
-        return
+    if privacy is None:
+        return None if ordered is None else "protection: not in the experiment"
     # the reply to an order for all clients is a plain mean
     if ordered is None or order.clients is None:
-        yield "protection: none"
-        return
+        return "protection: none"
     in_phase = privacy.in_phase(phase.name)
     clip = in_phase.clip(contributions_of(phase.step))
     sampler = experiment.sampler if phase.sampler is None else phase.sampler
@@ -374,31 +358,29 @@ def train_differences(
         cohort=sampler.options.get("cohort"),
     )
     if not least * (1 - _ROUNDING) <= ordered.noise_scale < math.inf:
-        yield f"protection: noise scale {ordered.noise_scale}"
-        return
-    if privacy.adaptive_clip is not None and 0 < ordered.clip_norm < math.inf:
-        clip = clip.at(ordered.clip_norm)  # follows from a count that only the server knows
+        return f"protection: noise scale {ordered.noise_scale}"
     agreed = Protection.of(in_phase, clip, ordered.names, noise_scale=ordered.noise_scale)
     if ordered != agreed:
-        yield f"protection: {ordered.text()[:300]}"
-    allowed = {
-        name for name in names if any(fnmatchcase(name, each) for each in in_phase.parameters)
-    }
-    if not set(ordered.names) <= allowed:
-        yield f"protection: of parameters {sorted(set(ordered.names) - allowed)[:3]}"
+        return f"protection: {ordered.text()[:300]}"
+    patterns = in_phase.parameters
+    allowed = {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
+    more = sorted(set(ordered.names) - allowed)
+    return f"protection: of parameters {more[:3]}" if more else None
 
 
-def evaluation_differences(experiment: Experiment, order: EvaluateOrder) -> Iterator[str]:
-    """Descriptions of the differences between an evaluation order and the experiment."""
+def evaluation_difference(experiment: Experiment, order: EvaluateOrder) -> str | None:
+    """Description of a difference between an evaluation order and the experiment; None: there is
+    none."""
     if not 0 <= order.round <= experiment.rounds:
-        yield f"round: {order.round}"
+        return f"round: {order.round}"
     if order.held_out is not None:
-        yield f"held-out rows: {order.held_out!r}"
+        return f"held-out rows: {order.held_out!r}"
     if order.each:
-        yield "parameters: one set per client"
+        return "parameters: one set per client"
     if order.sums:
-        yield "sums: over the lists of users"
+        return "sums: over the lists of users"
     step = step_table(experiment.fine_tune_step())
     allowed = (Phase("evaluation", step), Phase("evaluation", {**step, "epochs": 0}))
     if order.step is not None and not any(phase.has_step(order.step) for phase in allowed):
-        yield f"step: {json.dumps(order.step)[:300]} to fine-tune with"
+        return f"step: {json.dumps(order.step)[:300]} to fine-tune with"
+    return None

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fedrec.attacks.bounds import clopper_pearson, mean_of, wilson
 from fedrec.errors import ExperimentError
-from fedrec.nn.layers import AdamW
+from fedrec.nn.layers import AdamW, glorot
 from fedrec.privacy.statement import attack_ceiling
 from fedrec.rng import stream, torch_stream
 
@@ -102,36 +102,26 @@ def measure(
         confidence: confidence of all intervals, in (0, 1).
 
     Raises:
-        ValueError: lengths differ, a score is NaN, or there are no members or no others.
+        ValueError: a score is NaN, or there are no members or no others.
     """
     scores = np.asarray(scores, dtype=np.float64)
     member = np.asarray(member, dtype=bool)
-    if (
-        scores.shape != member.shape
-        or scores.ndim != 1
-        or np.isnan(scores).any()
-        or member.all()
-        or not member.any()
-    ):
-        raise ValueError("Expected one number per user, and users of both kinds.")
+    if np.isnan(scores).any() or member.all() or not member.any():
+        raise ValueError("Expected a number for each user, and users of both kinds.")
     inside = scores[member]
     outside = scores[~member]
-    right_in = int((inside > threshold).sum())
-    right_out = int((outside <= threshold).sum())
     sizes = (len(inside), len(outside))
     users = len(scores)
+    right = int((inside > threshold).sum()), int((outside <= threshold).sum())
+    shares = list(zip(right, sizes, strict=True))
+    balanced = sum(hits / size for hits, size in shares) / 2
     cut = _cut(outside, wanted)
     caught = int((inside > cut).sum())
     return Success(
         *sizes,
-        accuracy=Figure(
-            (right_in + right_out) / users, *wilson(right_in + right_out, users, confidence)
-        ),
+        accuracy=Figure(sum(right) / users, *wilson(sum(right), users, confidence)),
         majority=max(sizes) / users,
-        balanced_accuracy=Figure(
-            (right_in / sizes[0] + right_out / sizes[1]) / 2,
-            *mean_of([(right_in, sizes[0]), (right_out, sizes[1])], confidence),
-        ),
+        balanced_accuracy=Figure(balanced, *mean_of(shares, confidence)),
         auc=_area(inside, outside, confidence),
         members_found=Figure(caught / sizes[0], *clopper_pearson(caught, sizes[0], confidence)),
         false_alarms=float((outside > cut).mean()),
@@ -196,8 +186,8 @@ class Classifier:
         self.classes = classes
         self._random = torch_stream(seed, "attribute-classifier", *address)
         self._layers = [
-            (self._uniform(fan_in, fan_out), torch.zeros(fan_out))
-            for fan_in, fan_out in ((columns, _HIDDEN), (_HIDDEN, classes))
+            (glorot(inputs, outputs, self._random), torch.zeros(outputs))
+            for inputs, outputs in ((columns, _HIDDEN), (_HIDDEN, classes))
         ]
 
     def fit(self, described: np.ndarray, labels: np.ndarray) -> Classifier:
@@ -217,6 +207,10 @@ class Classifier:
         learn = order[held:]
         leaves = [value.requires_grad_() for layer in self._layers for value in layer]
         optimiser = AdamW(leaves, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+
+        def loss_of(users: Tensor) -> Tensor:
+            return F.cross_entropy(self._logits(inputs[users]), targets[users], weight=weight)
+
         best = float("inf")
         best_leaves = [leaf.detach().clone() for leaf in leaves]
         waited = 0
@@ -224,14 +218,10 @@ class Classifier:
             shuffled = learn[torch.randperm(len(learn), generator=self._random)]
             for batch in shuffled.split(_BATCH):
                 optimiser.zero_grad()
-                F.cross_entropy(
-                    self._logits(inputs[batch]), targets[batch], weight=weight
-                ).backward()
+                loss_of(batch).backward()
                 optimiser.step()
             with torch.no_grad():
-                loss = float(
-                    F.cross_entropy(self._logits(inputs[check]), targets[check], weight=weight)
-                )
+                loss = float(loss_of(check))
             if loss < best:
                 best = loss
                 best_leaves = [leaf.detach().clone() for leaf in leaves]
@@ -250,10 +240,6 @@ class Classifier:
         for layer, (weight, bias) in enumerate(self._layers):
             inputs = (F.relu(inputs) if layer else inputs) @ weight + bias
         return inputs
-
-    def _uniform(self, fan_in: int, fan_out: int) -> Tensor:
-        bound = (6 / (fan_in + fan_out)) ** 0.5
-        return (2 * torch.rand(fan_in, fan_out, generator=self._random) - 1) * bound
 
 
 # Attribute inference: success in inferring a user's attribute (such as gender) from an attacker's
@@ -327,16 +313,11 @@ def infer_attribute(
 
     Raises:
         ExperimentError: fewer than two classes, or a class has fewer users than there are folds.
-        ValueError: shapes differ, a description is not finite, or there are fewer than two folds.
+        ValueError: a description is not finite.
     """
     described = np.asarray(described, dtype=np.float32)
-    if (
-        described.ndim != 2
-        or len(described) != len(labels)
-        or folds < 2
-        or not np.isfinite(described).all()
-    ):
-        raise ValueError("Expected one finite description per label, and two folds or more.")
+    if not np.isfinite(described).all():
+        raise ValueError("Expected finite descriptions.")
     counts = np.bincount(labels)
     if len(counts) < 2 or counts.min() < folds:
         raise ExperimentError(
@@ -369,18 +350,16 @@ def stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
 def _scaled(
     known: np.ndarray, asked: np.ndarray, scaling: Scaling
 ) -> tuple[np.ndarray, np.ndarray]:
-    if scaling == "rows":
-        return tuple(
-            part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
-            for part in (known, asked)
-        )  # type: ignore[return-value]
     mean = known.mean(axis=0)
     sd = known.std(axis=0)
     moves = sd > 1e-6 * max(float(sd.max(initial=0)), 1e-30)
-    return tuple(
-        np.where(moves, (part - mean) / np.where(moves, sd, 1), 0).clip(-10, 10)
-        for part in (known, asked)
-    )  # type: ignore[return-value]
+
+    def scaled(part: np.ndarray) -> np.ndarray:
+        if scaling == "rows":
+            return part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
+        return np.where(moves, (part - mean) / np.where(moves, sd, 1), 0).clip(-10, 10)
+
+    return scaled(known), scaled(asked)
 
 
 def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inference:
@@ -396,14 +375,10 @@ def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inferen
     counts = np.bincount(labels)
     hits = np.bincount(labels[right], minlength=len(counts))
     pairs = list(zip(hits.tolist(), counts.tolist(), strict=True))
-    within = [
-        float(
-            np.mean(
-                [right[(fold == number) & (labels == label)].mean() for label in range(len(counts))]
-            )
-        )
-        for number in range(int(fold.max()) + 1)
-    ]
+    within = []
+    for number in range(int(fold.max()) + 1):
+        classes = (right[(fold == number) & (labels == code)] for code in range(len(counts)))
+        within.append(float(np.mean([answers.mean() for answers in classes])))
     return Inference(
         users=len(labels),
         classes=tuple(counts.tolist()),

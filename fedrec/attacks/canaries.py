@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,9 +44,6 @@ class PrivacyClaim:
             noise.
         epsilon: claimed upper bound at `delta` for all rounds together, computed for the population
             that was trained, canaries included; infinite if nothing is claimed.
-
-    Raises:
-        ExperimentError: a value is out of range.
     """
 
     clip: float
@@ -56,26 +54,6 @@ class PrivacyClaim:
     delta: float
     epsilon: float
     mixing: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not (
-            self.clip > 0
-            and self.denominator > 0
-            and self.noise_std >= 0
-            and 0 < self.sampling_rate <= 1
-            and self.rounds >= 1
-            and 0 < self.delta < 1
-            and self.epsilon >= 0
-        ):
-            raise ExperimentError(
-                "the audited claim has a value out of range",
-                expected=(
-                    "clip, denominator > 0; noise-std, epsilon >= 0; sampling rate in (0, 1]; delta"
-                    " in (0, 1)"
-                ),
-                got=repr(self),
-                fix="correct the claim",
-            )
 
     @property
     def signal(self) -> float:
@@ -117,7 +95,7 @@ class Observations:
         groups: `[k]`, the parameter of each canary; None: all in the same.
 
     Raises:
-        ValueError: shapes do not match, a sign has no canary, or a number is not finite.
+        ValueError: a number is not finite.
     """
 
     released: np.ndarray
@@ -129,15 +107,8 @@ class Observations:
 
     def __post_init__(self) -> None:
         quiet = self.released[:, :0] if self.quiet is None else self.quiet
-        if (
-            self.released.shape != self.taking_part.shape
-            or self.released.shape[1:] != self.signs.shape
-            or len(quiet) != len(self.released)
-            or set(self.signs.tolist()) != {-1, 1}
-            or not np.isfinite(self.released).all()
-            or not np.isfinite(quiet).all()
-        ):
-            raise ValueError("Expected finite releases and canaries of both signs.")
+        if not (np.isfinite(self.released).all() and np.isfinite(quiet).all()):
+            raise ValueError("Expected finite releases.")
 
     @property
     def rounds(self) -> int:
@@ -270,11 +241,11 @@ class CanaryPlan(Config):
     def signs(self) -> np.ndarray:
         """Secret signs b_j, `int64 [k]`, independent and fair; redrawn in the rare case that a sign
         is missing."""
-        for attempt in range(64):
-            signs = 2 * stream(self.seed, "canary-signs", attempt).integers(0, 2, self.count) - 1
-            if min((signs > 0).sum(), (signs < 0).sum()) >= 2:
-                return signs
-        raise ValueError("Expected a random generator that gives both signs.")
+        drawn = (
+            2 * stream(self.seed, "canary-signs", attempt).integers(0, 2, self.count) - 1
+            for attempt in itertools.count()
+        )
+        return next(signs for signs in drawn if min((signs > 0).sum(), (signs < 0).sum()) >= 2)
 
     def is_canary(self, clients: np.ndarray) -> np.ndarray:
         """Mask of the canaries among clients, `bool [n]`."""

@@ -20,7 +20,7 @@ from fedrec.attacks.bounds import (
     gdp_bound,
     one_run_bound,
 )
-from fedrec.attacks.canaries import Observations, PrivacyClaim, Scores, all_scores
+from fedrec.attacks.canaries import Observations, PrivacyClaim, all_scores
 
 # Level 0 checks: tests of the noise, and of the effect of one client on the mean.
 #
@@ -124,16 +124,9 @@ def check_charges(released: Collection[int], charged: Collection[int]) -> Check:
         released: the released rounds.
         charged: the rounds that the ledger has lines for; a repeated round may have several.
     """
-    paid = len(set(charged) & set(released))
-    right = paid == len(released)
-    return Check(
-        "charged-rounds",
-        paid,
-        len(released),
-        float(right),
-        right,
-        "the ledger does not hold all released rounds",
-    )
+    counts = len(set(charged) & set(released)), len(released)
+    meaning = "the ledger does not hold all released rounds"
+    return Check.of("charged-rounds", counts, float(counts[0] == counts[1]), 1.0, meaning)
 
 
 def check_noise(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
@@ -443,26 +436,19 @@ def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFin
     claim = audited.claim
     seen = audited.seen if claim.mixing is None else audited.seen.whitened(claim.mixing)
     scores = [
-        _findings(score, seen, claim.delta, significance, seed) for score in all_scores(seen, claim)
+        ScoreFindings(
+            observer=score.name,
+            upper=score.upper,
+            one_run=one_run_bound(score.values, seen.signs, claim.delta, significance),
+            gdp=gdp_bound(score.values, seen.signs, score.scale, claim.delta, significance),
+            estimate=estimate_epsilon(score.values, seen.signs, claim.delta, seed=seed),
+        )
+        for score in all_scores(seen, claim)
     ]
     checks = (*all_checks(seen, claim, significance), *audited.certain)
     return RunFindings(seen.canaries, tuple(scores), checks, claim, audited.run, audited.phase)
 
 
-def _findings(
-    score: Scores, seen: Observations, delta: float, significance: float, seed: int
-) -> ScoreFindings:
-    return ScoreFindings(
-        observer=score.name,
-        upper=score.upper,
-        one_run=one_run_bound(score.values, seen.signs, delta, significance),
-        gdp=gdp_bound(score.values, seen.signs, score.scale, delta, significance),
-        estimate=estimate_epsilon(score.values, seen.signs, delta, seed=seed),
-    )
-
-
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the worst verdict: FAIL before WARN before PASS."""
-    if "FAIL" in verdicts:
-        return "FAIL"
-    return "WARN" if "WARN" in verdicts else "PASS"
+    return max(verdicts, key=("PASS", "WARN", "FAIL").index)

@@ -183,6 +183,10 @@ class Baseline(ABC):
     device: torch.device = torch.device("cpu")
     """Device for computations, set before `fit`; scores may be on it. Systems without torch ignore
     it."""
+    ordered: bool = False
+    """Whether the baseline needs the order of users' items, and so data with times."""
+    transductive: bool = False
+    """Whether the baseline is also fitted to the known items of the evaluated users."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -191,16 +195,6 @@ class Baseline(ABC):
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
         """Side features that the baseline uses, for tables of results; none by default."""
         return FeatureNames()
-
-    @property
-    def ordered(self) -> bool:
-        """True if the baseline needs the order of users' items, and so data with times."""
-        return False
-
-    @property
-    def transductive(self) -> bool:
-        """True if the baseline is also fitted to the known items of the evaluated users."""
-        return False
 
     @abstractmethod
     def fit(self, histories: Histories) -> None:

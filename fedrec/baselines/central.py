@@ -16,6 +16,7 @@ from fedrec.baselines.base import Baseline, Histories
 from fedrec.baselines.training import (
     ExamplesBaseline,
     ExamplesConfig,
+    SeededConfig,
     TrainingConfig,
     train,
 )
@@ -27,6 +28,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.models.neumf import NeumfConfig
+from fedrec.models.privrec import PrivRec
 from fedrec.models.sequential import SequenceModel
 from fedrec.models.vae import Ae, Vae, VaeConfig
 from fedrec.nn.layers import glorot
@@ -155,22 +157,14 @@ class CentralNeumf(ExamplesBaseline):
 #
 # The weight beta of a divergence from a prior rises linearly to its last value over all steps.
 
+_BETA = 0.5  # as in DP-VAE's experiments
 _MANY = 1e9  # multiplications of a step that takes tenths of a second
-
-
-class HistoriesConfig(TrainingConfig):
-    """Settings for training models of histories."""
-
-    beta: float = Field(default=0.5, ge=0)
-    """Final weight beta of a divergence from a prior, for models that have one."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the initial parameters, the order of users, dropout and codes."""
 
 
 def train_histories(
     model: HistoryModel,
     histories: Histories,
-    config: HistoriesConfig,
+    config: TrainingConfig,
     generator: torch.Generator,
     device: torch.device,
     *,
@@ -199,7 +193,7 @@ def train_histories(
     def epoch(number: int) -> Iterator[tuple[Tensor, float]]:
         order = users[torch.randperm(len(users), generator=generator)]
         for step, batch in enumerate(order.split(config.batch_size), number * steps + 1):
-            yield batch, config.beta * step / (config.epochs * steps)
+            yield batch, _BETA * step / (config.epochs * steps)
 
     def backward(batch: tuple[Tensor, float]) -> None:
         some, beta = batch
@@ -239,16 +233,16 @@ def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
 #
 # * with parameters of users that never leave a device (`private-parameters`): each user has a row
 #   of them, trained together with the shared ones, on likes and drawn items;
-# * with users represented by their features (`Model.by_features`): the same without rows;
+# * with users represented by their features (`PrivRec`): the same without rows;
 # * of whole histories (`HistoryModel` with a `training_loss`): trained on batches of users, and
-#   applied to anyone's history. The weight `beta` of a divergence rises linearly over all steps.
+#   applied to anyone's history.
 #
 # Users' first rows are the model's initial parameters, equal for all, as on devices. Models that a
 # server generates for each client, and those that are solved for in closed form, have no such
 # training.
 
 
-class CentralConfig(ExamplesConfig, HistoriesConfig):
+class CentralConfig(ExamplesConfig):
     """Settings of a centrally trained model."""
 
     model: Annotated[Section, MODEL] = Section(name="mf")
@@ -278,18 +272,10 @@ class Central(ExamplesBaseline):
         super().__init__(config)
         self._kind: type[Model] = resolve(MODEL, config.model.name)
         self._settings = component_settings(MODEL, config.model, at="model")
-        alike = self._kind.by_features or issubclass(self._kind, HistoryModel)
+        alike = issubclass(self._kind, PrivRec | HistoryModel)
         self._private = () if alike else config.private_parameters
-
-    @property
-    def ordered(self) -> bool:
-        """True if the model takes sequences."""
-        return issubclass(self._kind, SequenceModel)
-
-    @property
-    def transductive(self) -> bool:
-        """True if users have rows, which are also fitted to the evaluated users."""
-        return bool(self._private) and super().transductive
+        self.ordered = issubclass(self._kind, SequenceModel)
+        self.transductive = self.transductive and bool(self._private)
 
     @classmethod
     def features_used(cls, config: CentralConfig, known: FeatureNames) -> FeatureNames:
@@ -398,18 +384,16 @@ class Central(ExamplesBaseline):
 #
 # Where this differs from the papers: Fang et al. name plain gradient descent and a learning rate of
 # 0.005, with which the network hardly learns in 30 epochs of MovieLens-100K; Adam is used, as in
-# Liang et al. Beta rises linearly to its last value over all steps.
+# Liang et al.
 
 
-class CentralVaeConfig(HistoriesConfig, VaeConfig):
+class CentralVaeConfig(SeededConfig, TrainingConfig, VaeConfig):
     """Settings of the central variational autoencoder, in addition to those of the network."""
 
     epochs: int = Field(default=60, ge=1)
     """Epochs over the users."""
     batch_size: int = Field(default=10, ge=1)
     """Users per gradient step (paper: 10 for MovieLens-100K)."""
-    beta: float = Field(default=0.5, ge=0)
-    """Final weight beta of the divergence from the prior (paper: 0.5 for MovieLens-100K)."""
 
 
 class CentralVae(Baseline):
@@ -442,21 +426,12 @@ class CentralVae(Baseline):
 # codes.
 
 
-class CentralAeConfig(CentralVaeConfig):
-    """Settings of the central autoencoder, in addition to those of the network."""
-
-    beta: Literal[0] = 0
-    """Not used: the model has no prior."""
-
-
 class CentralAe(CentralVae):
     """Denoising autoencoder of histories, trained with Adam on batches of users."""
 
     name = "ae"
-    Config = CentralAeConfig
     paper = "Mult-DAE (Liang et al. 2018)"
     network = Ae
-    config: CentralAeConfig
 
 
 # GMF, generalised matrix factorization (He et al. 2017, section 3.2): `neumf` without its tower.

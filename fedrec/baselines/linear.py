@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.rng import stream, torch_stream
 from fedrec.sums.content import MapConfig, content_columns, content_names, mapped, similarities
-from fedrec.sums.products import item_weights, solved_weights
+from fedrec.sums.products import item_weights
 
 # Implicit alternating least squares (Hu, Koren and Volinsky 2008; Rendle et al. 2021).
 #
@@ -116,22 +116,16 @@ def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
         cholesky = torch.linalg.cholesky(matrix)
         factors[rows] = torch.cholesky_solve(right[..., None], cholesky)[..., 0]
 
-    threads = torch.get_num_threads() if fixed.device.type == "cpu" else 1
-    _in_threads(solve, _groups(liked, width), threads)
-    return factors
-
-
-def _in_threads(
-    solve: Callable[..., None], groups: Iterator[tuple[Tensor, ...]], threads: int
-) -> None:
-    """Solve each group on one thread; its products are too small for several."""
-    if threads == 1:
-        for group in groups:
+    if fixed.device.type != "cpu":
+        for group in _groups(liked, width):
             solve(*group)
-        return
+        return factors
+    # each group on one thread: its products are too small for several
+    threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(lambda group: solve(*group), groups))
+        list(pool.map(lambda group: solve(*group), _groups(liked, width)))
     torch.set_num_threads(threads)  # the products of this thread were set back with the others
+    return factors
 
 
 def _groups(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -171,18 +165,12 @@ def _groups(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]
 # users that it was not fitted to. With `low-rated`, X has that weight for rated items that are not
 # positive, in the Gram matrix and in the histories that are scored.
 
-_MULTIPLICATIONS = 1e10  # per second, on two cores
-_DENSE_MATRICES = 3  # Gram matrix, Cholesky factor and inverse live at the same time.
-
 
 class EaseConfig(LowRatedConfig):
     """Settings of EASE."""
 
     regularisation: float = Field(500.0, gt=0)
     """Lambda, added to the diagonal of the Gram matrix, > 0; about 100 to 1000 for MovieLens."""
-    max_items: int = Field(20_000, ge=1)
-    """Largest catalogue to accept; the memory grows with its square (12 bytes per pair of
-    items)."""
 
 
 class Ease(Baseline):
@@ -197,19 +185,9 @@ class Ease(Baseline):
         """Solve for the item-to-item weights.
 
         Raises:
-            TooLarge: the catalogue is larger than `max-items`.
+            TooLarge: the catalogue is too large for weights between all items.
         """
-        num_items = histories.num_items
-        if num_items > self.config.max_items:
-            minutes = num_items**3 / _MULTIPLICATIONS / 60
-            gibibytes = _DENSE_MATRICES * 4 * num_items**2 / 2**30
-            raise TooLarge(
-                "the catalogue is too large for EASE",
-                expected=f"at most {self.config.max_items} items (max-items)",
-                got=f"{num_items} items would take about {gibibytes:.1f} GiB and, on two cores,"
-                f" about {minutes:.0f} min",
-                fix="leave EASE out, or raise its max-items if the machine has that much",
-            )
+        _check_size(histories.num_items)
         rows = histories.csr(low_rated=self.config.low_rated)
         gram = torch.from_numpy((rows.T @ rows).toarray()).to(self.device)
         self._weights = item_weights(gram, self.config.regularisation)
@@ -278,14 +256,14 @@ def right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
 # (their section 4.2): a linear filter, and an ideal low-pass filter. Nothing is trained. Users are
 # represented by their items only, so new users can be scored, too.
 
+_LOW_PASS = 0.3  # alpha, the weight of the ideal low-pass filter
+
 
 class GfCfConfig(LowRatedConfig):
     """Settings of GF-CF."""
 
     factors: Width = 256
     """Number of singular vectors of the ideal low-pass filter, at most all."""
-    alpha: float = Field(default=0.3, ge=0)
-    """Weight of the ideal low-pass filter."""
 
 
 class GfCf(Baseline):
@@ -307,7 +285,7 @@ class GfCf(Baseline):
         self._filter = shares.astype(np.float32)
         right = right_singular_vectors(shares, self.config.factors)
         self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
-        self._out = torch.from_numpy((self.config.alpha * right * items).astype(np.float32))
+        self._out = torch.from_numpy((_LOW_PASS * right * items).astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Filtered histories, `float32 [users, items]`."""
@@ -324,7 +302,6 @@ def _inverse(roots: np.ndarray) -> np.ndarray:
 # Systems that rank items which nobody has used, by what is public of them: their vectors and
 # categories.
 
-_MOST_ITEMS = 20_000  # whose similarities or weights fit the memory
 _NEGLIGIBLE = 1e-5  # of the largest singular value; vectors below it are arbitrary
 
 # Content-based nearest neighbours: an item's score is the sum of a power of its cosines with the
@@ -405,11 +382,10 @@ class ContentMap(Baseline):
         """
         columns = content_columns(histories.schema().item_features)
         rows = histories.csr(np.float64, self.config.low_rated)
-        used = np.asarray(rows.sum(0)).ravel() > 0
-        left, right = self._solved(rows)
-        chosen = torch.arange(len(used))
-        used = torch.from_numpy(used)
-        model = mapped(left, right, chosen, used, columns, self.config.map_regularisation)
+        used = torch.from_numpy(np.asarray(rows.sum(0)).ravel() > 0)
+        every = torch.arange(len(used))
+        regularisation = self.config.map_regularisation
+        model = mapped(*self._solved(rows), every, used, columns, regularisation)
         self._left = model.left.float()
         self._right = model.right.float()
 
@@ -423,14 +399,7 @@ class ContentMap(Baseline):
         if self.config.solution == "ease":
             _check_size(rows.shape[1])
             gram = torch.from_numpy((rows.T @ rows).toarray())
-            weights = solved_weights(
-                gram,
-                0.0,
-                solution="ease",
-                factors=0,
-                regularisation=self.config.regularisation,
-                ridge=0.0,
-            )
+            weights = item_weights(gram, self.config.regularisation)
             return torch.eye(len(weights), dtype=torch.float64), weights.T
         vectors = right_singular_vectors(rows, self.config.factors)
         lengths = np.linalg.norm(rows @ vectors.T, axis=0)
@@ -439,11 +408,16 @@ class ContentMap(Baseline):
         return factors, factors
 
 
+_MOST_ITEMS = 20_000  # whose weights fit the memory: 12 bytes per pair of items
+_MULTIPLICATIONS = 1e10  # per second, on two cores
+
+
 def _check_size(items: int) -> None:
     if items > _MOST_ITEMS:
         raise TooLarge(
             "the catalogue is too large for weights between all items",
             expected=f"at most {_MOST_ITEMS:,} items",
-            got=f"{items:,} items",
+            got=f"{items} items would take about {12 * items**2 / 2**30:.1f} GiB and, on two cores,"
+            f" about {items**3 / _MULTIPLICATIONS / 60:.0f} min",
             fix="leave this system out, or take solution = 'puresvd' of content-map",
         )

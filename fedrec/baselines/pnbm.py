@@ -26,13 +26,7 @@ from pydantic import Field
 from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbours import ScaleConfig, profiles_of
 from fedrec.errors import ExperimentError
-from fedrec.neighbourhood.learned import (
-    Bounds,
-    Examples,
-    Start,
-    initial_similarity,
-    predicted,
-)
+from fedrec.neighbourhood.learned import Bounds, Examples, Start, initial_similarity, predicted
 from fedrec.neighbourhood.similarity import Profiles, item_means, nearest
 from fedrec.rng import stream
 

@@ -35,6 +35,8 @@ from fedrec.training.kernel import kernel_refusal, train_block
 from fedrec.training.sgd import SgdSettings
 
 _LAYER_RATE = 0.3  # factor on the learning rate of the layers, as in privrec-ml1m
+# that of the item embeddings, which are trained in the last epoch only, and not in fine-tuning
+_ITEM_RATE = 1000.0
 
 
 class PrivrecConfig(PrivRecModelConfig):
@@ -56,9 +58,6 @@ class PrivrecConfig(PrivRecModelConfig):
     """Negatives sampled per liked item."""
     learning_rate: float = Field(default=0.3, gt=0)
     """Learning rate."""
-    item_rate: float = Field(default=1000.0, ge=0)
-    """Factor on the learning rate of the item embeddings, which are trained in the last epoch only,
-    and not in fine-tuning."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial parameters and of all random draws."""
 
@@ -91,7 +90,7 @@ class Privrec(Baseline):
                 stream(config.seed, "baseline-privrec-examples", round_, user)
                 for user in chosen.tolist()
             ]
-            copies = self._copies(theta, histories.take(chosen), randoms, config.item_rate)
+            copies = self._copies(theta, histories.take(chosen), randoms, _ITEM_RATE)
             rate = (1 - round_ / config.rounds) / len(copies)
             theta = {
                 name: value

@@ -24,6 +24,7 @@ from fedrec.sums.products import descend_factors
 # ratings, with the items fixed. Predictions are clipped to the range of the training ratings.
 
 _INIT_STD = 0.1  # of the factors, as in Surprise
+_EPOCHS = 20  # over the ratings, likewise
 
 
 class SvdConfig(Config):
@@ -31,8 +32,6 @@ class SvdConfig(Config):
 
     factors: Width = 100
     """Number of factors (width of p_u and q_i)."""
-    epochs: int = Field(default=20, ge=1)
-    """Epochs over the ratings."""
     learning_rate: float = Field(default=0.005, gt=0)
     """Learning rate."""
     regularisation: float = Field(default=0.02, ge=0)
@@ -89,7 +88,7 @@ class Svd(RatingBaseline):
         noise = np.zeros(len(order))
         columns = (ratings.users, ratings.items, ratings.values - self._mean, noise, order)
         biases = (user_biases, self._item_biases, True, learn_items)
-        for _ in range(config.epochs):
+        for _ in range(_EPOCHS):
             descend_factors(*columns, users, self._items, *rates, *biases)
 
 
@@ -107,6 +106,8 @@ class Svd(RatingBaseline):
 # Where this differs from the paper: it names stochastic gradient descent and alternating least
 # squares; this is the latter, and biases are solved for together with the factors.
 
+_SWEEPS = 15  # over users and items
+
 
 class BiasedMfConfig(Config):
     """Settings of biased matrix factorization."""
@@ -115,8 +116,6 @@ class BiasedMfConfig(Config):
     """Number of factors (width of p_u and q_i)."""
     regularisation: float = Field(default=0.1, gt=0)
     """Regularisation lambda per rating, > 0; about 0.05 to 0.15 for MovieLens."""
-    sweeps: int = Field(default=15, ge=1)
-    """Number of sweeps over users and items."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial item factors."""
 
@@ -139,7 +138,7 @@ class BiasedMf(RatingBaseline):
             0, 0.1, (ratings.num_items, width)
         )
         num_users = ratings.num_users
-        for _ in range(self.config.sweeps):
+        for _ in range(_SWEEPS):
             users = self._solved(
                 ratings.users, num_users, ratings.items, ratings.values, self._items
             )

@@ -14,7 +14,7 @@ from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import RecencyConfig, recent_weights
 from fedrec.rng import stream
-from fedrec.sums.products import SmoothingConfig, multipliers, transition_sums
+from fedrec.sums.products import multipliers, transition_sums
 
 # Items in random order, the weakest baseline.
 # Of M items a user with n known ones gets each held-out positive into the first k positions with
@@ -58,27 +58,20 @@ class Random(Baseline):
 # not fitted to. Sums are sparse; a block of users is scored from the rows of their last items.
 
 
-class TransitionsConfig(RecencyConfig, SmoothingConfig):
-    """Settings of transitions between items."""
-
-
 class TransitionsBaseline(Baseline):
     """Markov chain of items: sums of the transitions in users' sequences."""
 
     name = "transitions"
-    Config = TransitionsConfig
+    Config = RecencyConfig
     paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
-    config: TransitionsConfig
-
-    @property
-    def ordered(self) -> bool:
-        return True
+    ordered = True
+    config: RecencyConfig
 
     def fit(self, histories: Histories) -> None:
         """Sum and normalise the transitions of all users."""
         ordered = histories.in_order()
         total = transition_sums(ordered.offsets, ordered.items, ordered.num_items, self.config)
-        left, right = multipliers(total.sum(1), total.sum(0), self.config)
+        left, right = multipliers(total.sum(1), total.sum(0))
         weights = sparse.diags_array(left) @ total @ sparse.diags_array(right)
         self._weights: Sparse = sparse.csr_array(weights.astype(np.float32))
 

@@ -22,6 +22,13 @@ from fedrec.nn.layers import Adam
 from fedrec.rng import stream
 
 
+class SeededConfig(Config):
+    """Setting of all systems with random draws."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of all random draws."""
+
+
 class TrainingConfig(Config):
     """Settings of all systems that are trained by gradient descent on batches."""
 
@@ -186,14 +193,12 @@ def _ranked_others(offsets, liked, users, ranks):
 # fixed. A transductive system also folds in users that it does not know.
 
 
-class UserRowsConfig(Config):
+class UserRowsConfig(SeededConfig):
     """Settings of all systems with a row per user."""
 
     unseen_users: Literal["transductive", "fold-in"] = "transductive"
     """Treatment of evaluated users who are not training users: also trained on (`transductive`), or
     folded in afterwards (`fold-in`)."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of all random draws."""
 
 
 class UserRowsBaseline(Baseline):
@@ -208,10 +213,9 @@ class UserRowsBaseline(Baseline):
     fitted: Histories
     user_rows: np.ndarray
 
-    @property
-    def transductive(self) -> bool:
-        """True if the baseline is also fitted to the known items of the evaluated users."""
-        return self.config.unseen_users == "transductive"
+    def __init__(self, config: UserRowsConfig) -> None:
+        super().__init__(config)
+        self.transductive = config.unseen_users == "transductive"
 
     def rows(self, histories: Histories) -> np.ndarray:
         """Rows of users, fitted or folded in, `float32 [users, width]`."""
@@ -241,6 +245,8 @@ def own_seed(items: np.ndarray) -> int:
 # of all users, on its liked items and as many drawn items as in training; all other parameters are
 # fixed.
 
+NEGATIVES = 4
+"""Items that a user does not like, drawn for each liked one in an epoch."""
 FOLD_IN_STEPS = 60
 """Steps of Adam on the row of a user who is folded in."""
 _FOLD_IN_RATE = 0.02  # of these steps
@@ -249,8 +255,6 @@ _FOLD_IN_RATE = 0.02  # of these steps
 class ExamplesConfig(UserRowsConfig, TrainingConfig):
     """Settings of systems trained on examples."""
 
-    negatives: int = Field(default=4, ge=1)
-    """Negatives sampled per liked pair."""
     regularisation: float = Field(default=0.0, ge=0)
     """L2 penalty on the embeddings of a batch, averaged over its examples."""
 
@@ -288,7 +292,7 @@ class ExamplesBaseline(UserRowsBaseline):
 
         def backward(batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
             drawn, liked, other = batch
-            more = (triples.others(drawn) for _ in range(config.negatives - 1))
+            more = (triples.others(drawn) for _ in range(NEGATIVES - 1))
             items = torch.from_numpy(np.stack([liked, other, *more], axis=1)).to(self.device)
             rows = F.embedding(torch.from_numpy(drawn).to(self.device), leaves[0])
             self.batch_loss(rows, items, self.fitted.numbers[drawn]).backward()
@@ -327,10 +331,9 @@ class ExamplesBaseline(UserRowsBaseline):
         """Draw the items of each fold-in step, `int64 [steps, users, examples]`, their labels and
         weights `float32 [users, examples]`, 0 for padding."""
         liked = histories.csr()
-        negatives = self.config.negatives
         counts = np.diff(liked.indptr)
         longest = counts.max(initial=0)
-        shape = (histories.num_users, longest * (1 + negatives))
+        shape = (histories.num_users, longest * (1 + NEGATIVES))
         items = np.zeros((FOLD_IN_STEPS, *shape), np.int64)
         labels = np.zeros(shape, np.float32)
         weights = np.zeros(shape, np.float32)
@@ -338,7 +341,7 @@ class ExamplesBaseline(UserRowsBaseline):
         for user in np.flatnonzero((counts > 0) & (counts < histories.num_items)):
             row = liked[[user]]
             number = counts[user]
-            drawn = number * negatives
+            drawn = number * NEGATIVES
             triples = Triples(row, "pairs", stream(own_seed(row.indices), "fold-in"))
             others = triples.others(np.zeros(FOLD_IN_STEPS * drawn, np.int64))
             items[:, user, :number] = row.indices

@@ -42,7 +42,7 @@ class Setting:
     """Description of a setting.
 
     Attributes:
-        key: as written in TOML, with the enclosing tables: `adaptive-clip.quantile`.
+        key: as written in TOML, with the enclosing tables: `evaluation.fine-tune.epochs`.
         type: such as `number`, `list of integer` or the allowed values.
         default: in TOML syntax; `required` if there is none, empty if the key is left out.
         range: such as `>= 0, < 1`; empty without bounds.
@@ -263,8 +263,8 @@ KINDS = (
     METRIC,
 )
 
-_NAME = re.compile(r'\n    name = "([^"\n]+)"(?=\n|  #)')
-_NEXT_BLOCK = re.compile(r"\n[\w@]")
+
+_TOKENS = re.compile(r'"""|^class (\w+)|^    name = "([^"\n]+)"(?=\n|  #)|^[\w@]', re.MULTILINE)
 
 
 def resolve(kind: Kind, name: str) -> type:
@@ -313,18 +313,18 @@ def builtin_names(kind: Kind) -> list[str]:
 
 @functools.lru_cache  # a node asks in every round, and listing the folders takes half a millisecond
 def _builtins(kind: Kind) -> dict[str, str]:
-    """Dotted module of each built-in, by name, without importing any."""
-    modules: dict[str, str] = {}
+    """`package.module:Class` of each built-in, by name, without importing any."""
+    paths: dict[str, str] = {}
     for module, file in _modules(kind.home):
-        for name in _names_in(file.read_text("utf-8")):
-            if name in modules:
+        for cls, name in _names_in(file.read_text("utf-8")):
+            if name in paths:
                 raise ExperimentError(
                     f"duplicate {kind.name} name {name!r}",
-                    got=f"a class in {modules[name]}, another in {module}",
+                    got=f"{paths[name]} and {module}:{cls}",
                     fix="rename one of them",
                 )
-            modules[name] = module
-    return modules
+            paths[name] = f"{module}:{cls}"
+    return paths
 
 
 def _modules(home: str) -> Iterator[tuple[str, Path]]:
@@ -339,14 +339,17 @@ def _modules(home: str) -> Iterator[tuple[str, Path]]:
             yield ".".join([home, *parts]).removesuffix(".__init__"), file
 
 
-def _names_in(source: str) -> Iterator[str]:
-    """Yield each `name = "..."` in the body of a class of a module."""
-    for line in _NAME.finditer(source):
-        before = f"\n{source[: line.start()]}"
-        in_class, body = before.rpartition("\nclass ")[1:]
-        in_text = before.count('"""') % 2
-        if in_class and not in_text and not _NEXT_BLOCK.search(body):
-            yield line[1]
+def _names_in(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the classes of a module with `name = "..."` in their body, and these names."""
+    cls = ""
+    in_text = False
+    for token in _TOKENS.finditer(source):
+        if token[0] == '"""':
+            in_text = not in_text
+        elif not in_text and not token[2]:
+            cls = token[1] or ""
+        elif not in_text and cls:
+            yield cls, token[2]
 
 
 def available_names(kind: Kind) -> list[str]:
@@ -388,28 +391,13 @@ def _from_path(kind: Kind, path: str) -> type:
 @functools.cache  # a run of ten milliseconds a round asks some seventy times
 def _class_of(kind: Kind, name: str) -> type:
     """Return the class of a built-in."""
-    module_name = _builtins(kind)[name]
-    module = _import(kind, module_name)
-    named = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and value.__module__ == module_name
-        if vars(value).get("name") == name
-    ]
-    if not (named and issubclass(named[0], _base_of(kind))):
-        raise ExperimentError(
-            f"module {module_name!r} does not define the {kind.name} {name!r}",
-            expected=f"a class derived from {kind.base} with name = {name!r} in its body",
-            got=f"class {named[0].__name__} with another base" if named else "no such class",
-            fix=f"derive the class from {kind.base.partition(':')[2]}, or remove its `name`",
-        )
-    return named[0]
+    return _from_path(kind, _builtins(kind)[name])
 
 
 def file_of(kind: Kind, name: str) -> str:
     """File of a component, without importing it; empty if unknown."""
-    path = name if ":" in name else place_of(kind, name) or ""
-    module_name = path.partition(":")[0] or _builtins(kind).get(name, "")
+    path = name if ":" in name else place_of(kind, name) or _builtins(kind).get(name, "")
+    module_name = path.partition(":")[0]
     if not module_name:
         return ""
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
+from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 from fedrec.runtime.files import read_json, write_atomically
@@ -54,23 +54,6 @@ class Catalogue:
             rated=interactions.ratings is not None,
             timed=interactions.times is not None,
         )
-
-    def check(self) -> None:
-        """Check the fields.
-
-        Raises:
-            ValueError: an item or a feature is named twice, or is not a list of names.
-        """
-        if self.item_ids.ndim != 1 or len(np.unique(self.item_ids)) < len(self.item_ids):
-            raise ValueError("items must be unique")
-        items = self.item_features
-        users = dict(self.user_features)
-        names = FeatureNames.of(FeatureTable(0), items).of_items
-        if len(set(names)) < len(names) or len(users) < len(self.user_features):
-            raise ValueError("duplicate feature name")
-        for categories in [*users.values(), *(feature.categories for feature in items.every)]:
-            if not all(isinstance(category, str) for category in categories):
-                raise ValueError("categories must be strings")
 
     def write(self, path: Path) -> None:
         """Write the catalogue as JSON.
@@ -110,9 +93,14 @@ class Catalogue:
             users = tuple(
                 (str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"]
             )
-            catalogue = cls(items, features, users, bool(table["rated"]), bool(table["timed"]))
-            catalogue.check()
-            return catalogue
+            if items.ndim != 1 or len(np.unique(items)) < len(items):
+                raise ValueError("items must be unique names")
+            if len(dict(users)) < len(users):
+                raise ValueError("duplicate feature name")
+            labels = [*dict(users).values(), *(feature.categories for feature in features.every)]
+            if not all(isinstance(label, str) for categories in labels for label in categories):
+                raise ValueError("categories must be strings")
+            return cls(items, features, users, bool(table["rated"]), bool(table["timed"]))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
             raise DataError(
                 f"{path} is not a catalogue",

@@ -45,16 +45,17 @@ def ids_of(column: pd.Series, path: Path) -> np.ndarray:
     return (texts.astype(np.int64) if whole else texts)[codes]
 
 
-def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Finite numbers, `float32 [rows]`, one per row.
+def numbers_of(column: pd.Series, path: Path, fix: str = "") -> np.ndarray:
+    """Numbers that are finite in 32 bits, `float64 [rows]`, one per row.
 
     Raises:
-        DataError: a value is missing or not a finite number.
+        DataError: a value is missing or not a finite number; `fix` is what else to do about it.
     """
-    numbers = pd.to_numeric(column, errors="coerce")
+    numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
+    values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     with np.errstate(over="ignore"):
-        values = pd.Series(numbers).to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
-    _require_all(column, np.isfinite(values), path, "a finite number")
+        finite = np.isfinite(values.astype(np.float32))
+    _require_all(column, finite, path, "a finite number with a decimal point in each row", fix)
     return values
 
 
@@ -76,14 +77,12 @@ def times_of(column: pd.Series, path: Path, form: str | None = None) -> np.ndarr
         _require_all(column, np.asarray(dates.notna()), path, f"a date in the format {form!r}")
         return _nanoseconds(dates)
     if pd.api.types.is_bool_dtype(column):
-        _require_all(column, np.zeros(len(column), dtype=bool), path, _TIME)
-    if pd.api.types.is_numeric_dtype(column):
-        return _numeric_times(column, path)
+        column = column.astype(str)
     numeric = np.zeros(len(column), dtype=bool)
     if not pd.api.types.is_datetime64_any_dtype(column):
         numbers = pd.Series(pd.to_numeric(column, errors="coerce"), name=column.name)
         numeric = np.asarray(numbers.notna())
-        if len(numeric) and numeric.all():
+        if pd.api.types.is_numeric_dtype(column) or (len(numeric) and numeric.all()):
             return _numeric_times(numbers, path)
     dates = dates_of(column)
     _require_all(column, numeric | np.asarray(dates.notna()), path, _TIME)
@@ -131,29 +130,20 @@ def _numeric_times(column: pd.Series, path: Path) -> np.ndarray:
     return times if whole else times + np.rint((values - numbers) * unit).astype(np.int64)
 
 
-def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str) -> None:
+def _require_all(
+    column: pd.Series, good: np.ndarray, path: Path, expected: str, fix: str = ""
+) -> None:
     if good.all():
         return
     row = int((~good).argmax())
     value = column.iloc[row]
     raise DataError(
         f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file with one line of names): wrong"
-        f" value in column {column.name!r}",
+        f" value in column {column.name!r}, as in {int((~good).sum()):,} of {len(good):,} rows",
         expected=expected,
         got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
-        fix="correct or remove that row",
+        fix="correct or remove these rows" + fix,
     )
-
-
-# Conversion of the source's ids of users and items to dense indices.
-
-
-def dense_index(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ids, ascending, and the index of each row's id (`int64 [rows]`)."""
-    codes, names = pd.factorize(ids, sort=True)
-    names = np.asarray(names)
-    whole = np.issubdtype(names.dtype, np.integer)
-    return names.astype(np.int64) if whole else names, codes.astype(np.int64)
 
 
 def index_rows(
@@ -165,21 +155,27 @@ def index_rows(
     times: np.ndarray | pd.Series | None = None,
 ) -> Interactions:
     """Create interactions without features from columns `[rows]` with the source's ids; users and
-    items are those that occur.
+    items are those that occur, ascending.
 
     Raises:
         DataError: see `Interactions`.
     """
-    user_ids, user_index = dense_index(np.asarray(users))
-    item_ids, item_index = dense_index(np.asarray(items))
+    (user_index, user_ids), (item_index, item_ids) = (
+        pd.factorize(np.asarray(ids), sort=True) for ids in (users, items)
+    )
     return Interactions(
         name=name,
         users=user_index,
         items=item_index,
-        user_ids=user_ids,
-        item_ids=item_ids,
+        user_ids=_whole(np.asarray(user_ids)),
+        item_ids=_whole(np.asarray(item_ids)),
         user_features=FeatureTable(len(user_ids)),
         item_features=FeatureTable(len(item_ids)),
         ratings=None if ratings is None else np.asarray(ratings),
         times=None if times is None else np.asarray(times),
     )
+
+
+def _whole(ids: np.ndarray) -> np.ndarray:
+    """Ids in 64 bits if they are integers."""
+    return ids.astype(np.int64) if np.issubdtype(ids.dtype, np.integer) else ids

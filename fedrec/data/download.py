@@ -270,17 +270,21 @@ def _downloaded(archive: Archive, holder: Path, progress: Progress | None) -> Pa
 
 def _receive(archive: Archive, partial: Path, progress: Progress | None) -> None:
     """Download the missing part of a partial file."""
-    have = partial.stat().st_size if partial.exists() else 0
-    if have == archive.size:
+    done = partial.stat().st_size if partial.exists() else 0
+    if done == archive.size:
         return
-    if have > archive.size:
-        have = 0
-    headers = {"Range": f"bytes={have}-"} if have else {}
+    headers = {"Range": f"bytes={done}-"} if 0 < done < archive.size else {}
     request = urllib.request.Request(archive.url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE) as response:
-            resumes = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            _append(response, partial, have if resumes else 0, archive.size, progress)
+            if not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+                done = 0
+            with partial.open("ab" if done else "wb") as file:
+                while done <= archive.size and (block := response.read(_BLOCK)):
+                    file.write(block)
+                    done += len(block)
+                    if progress is not None:
+                        progress(done, archive.size)
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as e:
         got = str(getattr(e, "reason", e))
         if isinstance(e, urllib.error.HTTPError):
@@ -289,22 +293,6 @@ def _receive(archive: Archive, partial: Path, progress: Progress | None) -> None
                 partial.unlink()  # part of an older version of the file
         fix = f"check the network; {_ELSEWHERE}"
         raise DataError(f"{archive.url} cannot be downloaded", got=got, fix=fix) from None
-
-
-def _append(
-    response: http.client.HTTPResponse,
-    partial: Path,
-    start: int,
-    size: int,
-    progress: Progress | None,
-) -> None:
-    done = start
-    with partial.open("ab" if start else "wb") as file:
-        while done <= size and (block := response.read(_BLOCK)):
-            file.write(block)
-            done += len(block)
-            if progress is not None:
-                progress(done, size)
 
 
 def _check_published(archive: Archive, partial: Path) -> None:

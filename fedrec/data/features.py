@@ -45,11 +45,6 @@ class FeatureNames(NamedTuple):
         """Names of all item features."""
         return (*self.items, *self.item_texts, *self.item_vectors)
 
-    @property
-    def categories(self) -> FeatureNames:
-        """Names of the categories only."""
-        return FeatureNames(self.users, self.items)
-
 
 @dataclass(frozen=True)
 class Feature:
@@ -158,11 +153,10 @@ class Feature:
         index = np.zeros(self.rows, dtype=np.int64)
         for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
             index = numbered(index * (len(self.categories) + 1) + column + 1)
-        _, first = np.unique(index, return_index=True)
-        row, column = np.nonzero(padded[first] >= 0)
-        codes = padded[first][row, column]
-        shares = np.zeros((len(first), len(self.categories)), dtype=np.float32)
-        np.add.at(shares, (row, codes), np.float32(1))
+        distinct = padded[np.unique(index, return_index=True)[1]]
+        row, column = np.nonzero(distinct >= 0)
+        shares = np.zeros((len(distinct), len(self.categories)), dtype=np.float32)
+        np.add.at(shares, (row, distinct[row, column]), np.float32(1))
         shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
         return shares, index.astype(np.int32)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fedrec.components import registry
-from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.components.errors import component_errors
 from fedrec.data.interactions import Interactions, more_ids
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import ExperimentError
@@ -152,13 +152,17 @@ def with_malicious(
 
     Raises:
         ExperimentError: attack or targets are unknown.
-        ComponentError: the attack failed, or returned an invalid profile.
+        ComponentError: the attack failed.
     """
     if settings.adversary is None:
         return interactions, partition, None
     known = known_of(settings.adversary, settings.seed, interactions, partition)
     attack = component_of(registry.POISONING, settings.adversary.attack)
-    profiles = [_profile(attack, known, client) for client in known.malicious.tolist()]
+    with component_errors(registry.POISONING.name, attack, "in profile"):
+        profiles = [
+            attack.profile(known, stream(known.seed, "profile", client))
+            for client in known.malicious.tolist()
+        ]
     added = _with_profiles(settings, interactions, partition, known, profiles)
     rows = np.arange(len(interactions), len(added))
     parts = replace(
@@ -179,7 +183,7 @@ def _with_profiles(
     """Add a user and its rows for each profile, `int64 [n]` each, with the side features of an
     honest user, or none without honest users."""
     users = np.repeat(known.malicious, [len(items) for items in profiles])
-    items = np.concatenate([np.empty(0, dtype=np.int64), *profiles])
+    items = np.concatenate([np.empty(0, dtype=np.int64), *profiles])  # none without profiles
     honest = partition.training_clients
     imitated = np.full(len(profiles), -1)
     if len(honest):
@@ -205,19 +209,6 @@ def _with_profiles(
     }
     ids = more_ids(interactions.user_ids, len(profiles), "malicious")
     return replace(interactions, user_ids=ids, user_features=features, **joined)
-
-
-def _profile(attack: object, known: Known, client: int) -> np.ndarray:
-    """Fake profile of a malicious client, `int64 [n]`."""
-    name = registry.POISONING.name
-    with component_errors(name, attack, "in profile"):
-        items = attack.profile(known, stream(known.seed, "profile", client))  # type: ignore[attr-defined]
-    items = np.asarray(items)
-    right = items.ndim == 1 and len(np.unique(items)) == len(items)
-    if not right or not ((items >= 0) & (items < known.items)).all():
-        expected = f"distinct items in [0, {known.items})"
-        refuse_wrong(name, attack, "from profile", expected=expected, got=str(items[:20]))
-    return items.astype(np.int64)
 
 
 # Description of an adversary in the results of a run.

@@ -126,30 +126,21 @@ def apply_perturbation(
         rated,
         np.unique(interactions.users[held_out]),
     )
-    with component_errors(registry.PERTURBATION.name, perturbation, "with these training rows"):
+    kind = registry.PERTURBATION.name
+    with component_errors(kind, perturbation, "with these training rows"):
         perturbed = perturbation.perturb(data)
-    wrong = _misfit(perturbed, data.rows)
-    if wrong is not None:
-        expected, got = wrong
-        kind = registry.PERTURBATION.name
-        refuse_wrong(kind, perturbation, "from perturb()", expected=expected, got=got)
+        new = perturbed.rows
+        rows = data.rows
+        wrong = {
+            f"{rows.num_users} users and {rows.num_items} items": (
+                (rows.num_users, rows.num_items) != (new.num_users, new.num_items)
+            ),
+            "rows with ratings": rows.ratings is not None and new.ratings is None,
+            "rows with times": rows.times is not None and new.times is None,
+            f"an origin of each of the {len(new)} rows": len(perturbed.origin) != len(new),
+        }
+    for expected, is_wrong in wrong.items():
+        if is_wrong:
+            got = f"{len(new)} rows of {new.num_users} users and {new.num_items} items"
+            refuse_wrong(kind, perturbation, "from perturb()", expected=expected, got=got)
     return perturbed
-
-
-def _misfit(perturbed: Any, rows: Interactions) -> tuple[str, str] | None:
-    """Expected and actual result of a perturbation if it is invalid; None if it is valid."""
-    if not isinstance(perturbed, Perturbed) or not isinstance(perturbed.rows, Interactions):
-        expected = "a fedrec.data.perturbation.Perturbed with Interactions"
-        return expected, type(perturbed).__name__
-    new = perturbed.rows
-    if (rows.num_users, rows.num_items) != (new.num_users, new.num_items):
-        expected = f"{rows.num_users} users and {rows.num_items} items"
-        return expected, f"{new.num_users} and {new.num_items}"
-    for name in ("ratings", "times"):
-        if getattr(rows, name) is not None and getattr(new, name) is None:
-            return f"rows with {name}, like the training rows", f"rows without {name}"
-    origin = np.asarray(perturbed.origin)
-    if len(origin) != len(new) or not ((origin >= -1) & (origin < len(rows))).all():
-        expected = f"an origin of each of the {len(new)} rows, in [-1, {len(rows)})"
-        return expected, f"{len(origin)} origins"
-    return None

@@ -345,10 +345,10 @@ def read_interactions(settings: DataSettings) -> Interactions:
     kind = registry.DATASET.name
     with component_errors(kind, reader, "when it was read"):
         interactions = reader.read()
-    if not isinstance(interactions, Interactions):
-        got = type(interactions).__name__
-        refuse_wrong(kind, reader, "from read()", expected="Interactions", got=got)
-    return reader.described(interactions)
+        if not isinstance(interactions, Interactions):
+            got = type(interactions).__name__
+            refuse_wrong(kind, reader, "from read()", expected="Interactions", got=got)
+        return reader.described(interactions)
 
 
 # The populations of this process: read once, or received from another process of the run.
@@ -374,12 +374,12 @@ class PopulationCache:
         Raises:
             DataError: the dataset is missing or damaged.
         """
-        key = _key(settings)
-        if key not in self._cached:
+        population = self.cached(settings)
+        if population is None:
             stamps = _stamps(settings)
-            self._store(key, Population.of(settings), stamps)
-        population, stamps = self._cached[key]
-        self._store(key, population, stamps)
+            population = Population.of(settings)
+            self._cached[_key(settings)] = population, stamps
+        self.hold(settings, population)
         return population
 
     def cached(self, settings: DataSettings) -> Population | None:
@@ -388,27 +388,21 @@ class PopulationCache:
 
     def hold(self, settings: DataSettings, population: Population) -> None:
         """Cache a population, possibly from another process, as the most recently used."""
-        key = _key(settings)
-        self._store(key, population, self._cached.get(key, (None, None))[1])
+        _, stamps = self._cached.pop(_key(settings), (None, None))
+        self._cached[_key(settings)] = population, stamps
+        for oldest in list(self._cached)[:-_MOST]:
+            del self._cached[oldest]
 
     def renew(self, settings: DataSettings) -> None:
         """Remove the population of these settings if this process read it from files that have
         changed since."""
-        stamps = self._cached.get(_key(settings), (None, None))[1]
+        _, stamps = self._cached.get(_key(settings), (None, None))
         if stamps is not None and stamps != _stamps(settings):
             self.drop(settings)
 
     def drop(self, settings: DataSettings) -> None:
         """Remove the population of these settings from the cache."""
         self._cached.pop(_key(settings), None)
-
-    def _store(
-        self, key: str, population: Population, stamps: tuple[FileStamp, ...] | None
-    ) -> None:
-        self._cached.pop(key, None)
-        self._cached[key] = population, stamps
-        for oldest in list(self._cached)[:-_MOST]:
-            del self._cached[oldest]
 
 
 POPULATIONS = PopulationCache()

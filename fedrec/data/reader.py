@@ -51,6 +51,7 @@ class DatasetSource:
         licence: permitted use, in one sentence.
         files: names of the files that the reader needs, relative to the dataset's folder.
         extras: names or patterns (`*`) of optional files: features, folds, other forms.
+        folder: name of the dataset's folder in the data directory; empty for the dataset's name.
         archives: what `fedrec data fetch` downloads; empty when the publisher offers no direct,
             stable download.
         users, items, rows: published counts, checked after every read; None if not published.
@@ -61,6 +62,7 @@ class DatasetSource:
     licence: str
     files: tuple[str, ...]
     extras: tuple[str, ...] = ()
+    folder: str = ""
     archives: tuple[Archive, ...] = ()
     users: int | None = None
     items: int | None = None
@@ -130,7 +132,6 @@ class Reader(ABC):
         paper: which paper of `docs/papers` uses it, or who published it.
         source: its origin and published statistics; None for generated data and for a user's own
             table.
-        folder_name: name of its folder in the data directory; empty for the dataset's own name.
         features: names of the side features that `read` returns for any settings; None: not stated.
     """
 
@@ -138,7 +139,6 @@ class Reader(ABC):
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     source: ClassVar[DatasetSource | None] = None
-    folder_name: ClassVar[str] = ""
     features: ClassVar[FeatureNames | None] = None
 
     def __init__(self, name: str, config: ReaderConfig) -> None:
@@ -208,7 +208,7 @@ class Reader(ABC):
 
     def default_folder(self) -> Path:
         """Default path of the raw data."""
-        return data_directory() / (self.folder_name or self.name)
+        return data_directory() / ((self.source and self.source.folder) or self.name)
 
     def folder(self) -> Path:
         """Return the folder (or file) with the raw data.

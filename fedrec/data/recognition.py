@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import dates_of, ids_of, typed
+from fedrec.data.columns import dates_of, ids_of, numbers_of, typed
 from fedrec.data.tables import (
     Columns,
     TableLayout,
     column_names,
-    is_text,
+    format_of,
     nested_columns,
     read_table,
     table_start,
@@ -55,29 +55,26 @@ def first_line_is_row(path: Path, layout: TableLayout) -> bool:
     first = column_names(path, layout)
     names = [str(number) for number in range(1, len(first) + 1)]
     bare = replace(layout, names="positions", columns=dict.fromkeys(names, str))
-    try:
-        verdict = _verdict(first, read_table(path, bare, rows=_FIRST_ROWS))
-        # an id may recur in the last line
-        return bool(_verdict(first, read_table(path, bare)) if verdict is None else verdict)
-    except DataError:  # a line has other types than the first
-        return False
+    for rows in (_FIRST_ROWS, None):  # an id may recur in the last line
+        try:
+            verdict = _verdict(first, read_table(path, bare, rows))
+        except DataError:  # a line has other types than the first
+            return False
+        if verdict is not None:
+            return verdict
+    return False
 
 
-def _verdict(first: list[str], columns) -> bool | None:
+def _verdict(first: list[str], columns: Columns) -> bool | None:
     """True if the first line is a row, judged by the lines below it; None if undecided."""
-    if all(_are_values(np.array(first))):
-        return True
-    recurs = False
-    for value, column in zip(first, columns.values(), strict=True):
+    are_values = _are_values(first)
+    recurs = bool(are_values.all())
+    for value, is_value, column in zip(first, are_values, columns.values(), strict=True):
         below = column.iloc[1:].dropna().astype(str)
-        if below.empty:
-            continue
-        if _are_values(below).all():
-            if value and not _are_values(np.array([value]))[0]:
-                return False
-            recurs = recurs or bool(value)
-        else:
-            recurs = recurs or bool((below == value).any())
+        above_values = len(below) > 0 and bool(_are_values(below).all())
+        if above_values and value and not is_value:
+            return False
+        recurs = recurs or (bool(value) if above_values else bool((below == value).any()))
     return True if recurs else None
 
 
@@ -156,13 +153,11 @@ class _Role:
             is used.
         fits: whether a column with such a name can have the role, by its values and the given form
             of dates.
-        looks: whether a column with another name has the role, by its values; None: never.
         misfit: reason why a column with such a name is not used.
     """
 
     names: str
     fits: _Test = lambda column, form: True
-    looks: _Test | None = None
     misfit: str = ""
 
     def surest_first(self, names: Sequence[str]) -> list[str]:
@@ -190,7 +185,6 @@ _ROLES = {
         "stars star reviewscore score rate grade bewertung bewertungen sterne wertung "
         "valoracion calificacion puntuacion etoiles voto valutazione avaliacao note",
         _are_ratings,
-        _look_like_ratings,
         "no row has a number there",
     ),
     "time": _Role(
@@ -199,7 +193,6 @@ _ROLES = {
         "bestelldatum kaufdatum rechnungsdatum fechahora horodatage tijd when date datum fecha "
         "data day createdat created",
         _are_times,
-        _look_like_times,
         "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates have"
         " another format, set it (--time-format '%m/%d/%Y')",
     ),
@@ -343,226 +336,64 @@ def recognise(
             is not a number, or the user and item columns are ambiguous.
     """
     layout = _layout(path, header)
-    nested = nested_columns(path)
     every = column_names(path, layout)
-    roles = tuple(role for role in ROLES if rated or role != "rating")
+    nested = nested_columns(path)
     # a column without a name cannot be given by the user
     names = [name for name in every if name and name not in nested]
-    columns = _Columns(path, layout, names, given or {}, roles, time_format)
-    columns.assign(telling=layout.names == "first line" and not _are_values(every).all())
-    of_role = columns.of_role
-    frame = columns.frame
-    ratings = _ratings(frame[of_role["rating"]], path) if "rating" in of_role else None
-    scale = None if ratings is None else _scale(ratings)
-    threshold = None if scale is None else positive_above
-    if threshold is None and scale is not None and scale[0] < scale[1]:
-        threshold = (scale[0] + scale[1]) / 2
-    liked = beyond = None
-    if ratings is not None and scale is not None:
-        beyond = int(((ratings < scale[0]) | (ratings > scale[1])).sum())
-        if threshold is not None:
-            liked = int((ratings.astype(np.float32) > threshold).sum())
+    given = given or {}
+    telling = layout.names == "first line" and not _are_values(every).all()
+    _check_given(path, names, given, telling)
+    roles = tuple(role for role in ROLES if rated or role != "rating")
+    frame = _frame(path, layout, names, given, time_format)
+    columns, reasons, rivals = _assigned(path, frame, given, roles, telling, time_format)
+    scale = liked = None
+    beyond = 0
+    if "rating" in columns:
+        fix = ", or --no-rating: every row counts as liked"
+        ratings = numbers_of(frame[columns["rating"]], path, fix)
+        scale = low, high = _scale(ratings)
+        beyond = int(((ratings < low) | (ratings > high)).sum())
+        if positive_above is None and low < high:
+            positive_above = (low + high) / 2
+        if positive_above is not None:
+            liked = int((ratings.astype(np.float32) > positive_above).sum())
     users, items = (
-        pd.factorize(ids_of(frame[of_role[role]], path))[0].astype(np.int64)
+        pd.factorize(ids_of(frame[columns[role]], path))[0].astype(np.int64)
         for role in ("user", "item")
     )
     num_items = int(items.max()) + 1
     pairs = distinct(users * num_items + items)
     items_of = np.bincount(pairs // num_items)
+    unused = [name for name in names if name not in columns.values()]
+    named = {role: _ROLES[role].surest_first(unused) for role in roles if role not in columns}
     return Recognised(
         separator=layout.separator,
-        columns={role: of_role[role] for role in ROLES if role in of_role},
-        reasons=columns.reasons,
-        rivals=columns.rivals,
+        columns={role: columns[role] for role in ROLES if role in columns},
+        reasons=reasons,
+        rivals=rivals,
         scale=scale,
-        beyond=beyond or 0,
-        positive_above=threshold,
+        beyond=beyond,
+        positive_above=None if scale is None else positive_above,
         liked=len(users) if liked is None else liked,
         rows=len(users),
         repeated=len(users) - len(pairs),
-        users=int(users.max()) + 1,
+        users=len(items_of),
         items=num_items,
         divisible=int((items_of > 1).sum()),
         shared=int((np.bincount(pairs % num_items) > 1).sum()),
         items_per_user=float(np.minimum(items_of, _MOST_OF_A_USER).mean()),
-        ignored=tuple(name for name in every if name not in of_role.values()),
-        unfit=columns.unfit(),
+        ignored=tuple(name for name in every if name not in columns.values()),
+        unfit={role: by_name[0] for role, by_name in named.items() if by_name},
         header=layout.names == "first line",
         time_format=time_format,
         frame=frame,
     )
 
 
-class _Columns:
-    """Columns of a table, and the roles assigned to them step by step.
-
-    Attributes:
-        of_role: the column of each role.
-        reasons: of these, by role.
-        rivals: role -> other columns with a name of that role.
-        frame: the columns that were read.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        layout: TableLayout,
-        names: list[str],
-        given: Mapping[str, str],
-        roles: Sequence[str],
-        form: str | None,
-    ) -> None:
-        if len(names) < 2:
-            raise DataError(
-                f"{path} has one column"
-                if names
-                else f"{path} has no column with one value per row",
-                expected="a column of users and a column of items, separated by , ; | or tabs",
-                got=", ".join(names) or "lists, structs or maps",
-                fix="write one row for each user and item, in two columns",
-            )
-        self.path = path
-        self.given = given
-        self.roles = roles
-        self.form = form
-        self.of_role: dict[str, str] = {}
-        self.reasons: dict[str, str] = {}
-        self.rivals: dict[str, tuple[str, ...]] = {}
-        self.names = self._needed(names, layout)
-        self.frame = self._read(layout, self.names)
-        self._all_names = names
-
-    def _read(self, layout: TableLayout, names: Sequence[str], rows: int | None = None) -> Columns:
-        """Read columns, possible ids as text, so that "007" does not become 7."""
-        ids = [name for role, name in self.given.items() if role in ("user", "item")]
-        numbers = [name for role, name in self.given.items() if role in ("rating", "time")]
-        numbers += [n for role in ("rating", "time") for n in _ROLES[role].surest_first(names)]
-        kinds = {n: None if n in numbers and n not in ids else str for n in names}
-        return read_table(self.path, replace(layout, columns=kinds), rows)
-
-    def _needed(self, names: list[str], layout: TableLayout) -> list[str]:
-        """Names of the columns to read: if users and items are known by name, only columns named
-        like a role or with times in the first rows, so that prices and texts are not read."""
-        named = {role: by.surest_first(names) for role, by in _ROLES.items()}
-        certain = all(role in self.given or named[role] for role in ("user", "item"))
-        given = set(self.given.values())
-        if layout.names != "first line" or not certain or not given <= set(names):
-            return names
-        first = self._read(layout, names, _FIRST_ROWS)
-        chosen = given.union(*named.values())
-        return [n for n in names if n in chosen or self._looks("time", first[n])]
-
-    def _looks(self, role: str, column: pd.Series) -> bool:
-        test = _ROLES[role].looks
-        return test is not None and test(typed(column), self.form)
-
-    @property
-    def _free(self) -> list[str]:
-        return [name for name in self.names if name not in self.of_role.values()]
-
-    def _set(self, role: str, name: str, reason: str) -> None:
-        self.of_role[role] = name
-        self.reasons[role] = reason
-
-    def assign(self, *, telling: bool) -> None:
-        """Assign roles to columns: given ones, then by names, values and order.
-
-        Args:
-            telling: whether the names may tell what columns hold.
-
-        Raises:
-            DataError: a given column is missing or duplicate, users or items are ambiguous, or no
-                column has times of the given format.
-        """
-        for role, name in self.given.items():
-            self._check_given(role, name, telling)
-            self._set(role, name, "as given")
-        for role in () if telling else ("user", "item"):
-            if role not in self.of_role and self._free:
-                self._set(role, self._free[0], "by its place")
-        for role in self.roles:
-            named = _ROLES[role].surest_first(self._free) if role not in self.of_role else []
-            fitting = [n for n in named if _ROLES[role].fits(typed(self.frame[n]), self.form)]
-            if fitting:
-                self._set(role, fitting[0], "by its name")
-                self.rivals[role] = tuple(fitting[1:])
-        for role in ("time",) if telling else ("time", "rating"):
-            missing = 2 - len({"user", "item"} & set(self.of_role))
-            if role in self.of_role or role not in self.roles:
-                continue
-            alike = [name for name in self._free if self._looks(role, self.frame[name])]
-            if len(alike) == 1 and len(self._free) > missing:
-                self._set(role, alike[0], f"its values look like {role}s")
-        self._by_content()
-        if self.form is not None and "time" not in self.of_role:
-            raise DataError(
-                f"{self.path} has no column of times in the format {self.form!r}",
-                expected="the format of all dates of a column, such as '%m/%d/%Y %H:%M'",
-                got=self.form,
-                fix="correct --time-format, and name the column with --time",
-            )
-
-    def _check_given(self, role: str, name: str, telling: bool) -> None:
-        if name not in self.names:
-            raise DataError(
-                f"{self.path} has no column {name!r}",
-                expected=f"one of {', '.join(map(repr, self.names))}",
-                got=f"--{role} {name}",
-                fix=did_you_mean(name, self.names)
-                if telling
-                else "the first line is a row: use column positions, such as --user 1 --item 2; if"
-                " it has names, add --header",
-            )
-        if name in self.of_role.values():
-            raise DataError(
-                f"column {name!r} has two roles",
-                expected="different columns for users, items, ratings and times",
-                got=" ".join(f"--{role} {name}" for role, name in self.given.items()),
-                fix=f"give the name of the column of {role}s",
-            )
-
-    def _by_content(self) -> None:
-        """Assign users and items among the remaining columns: the only one, or the first of two."""
-        missing = [role for role in ("user", "item") if role not in self.of_role]
-        if not missing:
-            return
-        free = self._free
-        ids = [name for name in free if len(free) <= 2 or _are_ids(self.frame[name])]
-        if len(ids) != len(missing):
-            raise DataError(
-                f"cannot tell which column of {self.path} holds the {missing[0]}s",
-                expected="names such as user_id and item_id",
-                got=f"columns {', '.join(map(repr, self.names))}",
-                fix="add " + " ".join(f"--{role} COLUMN" for role in missing),
-            )
-        for role, name in zip(missing, ids, strict=True):
-            self._set(
-                role, name, "the only column of ids left" if len(ids) == 1 else "by its place"
-            )
-
-    def unfit(self) -> dict[str, str]:
-        """Surest column named like ratings or times, by role, if no column has that role."""
-        unused = [name for name in self._all_names if name not in self.of_role.values()]
-        return {
-            role: named[0]
-            for role in ("rating", "time")
-            if role in self.roles and role not in self.of_role
-            if (named := _ROLES[role].surest_first(unused))
-        }
-
-
-def _are_ids(column: pd.Series) -> bool:
-    """True if values repeat and none has decimals, as prices do."""
-    if not 1 < column.nunique() < len(column):
-        return False
-    column = typed(column)
-    return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
-
-
 def _layout(path: Path, header: bool | None) -> TableLayout:
     """Determine the layout of a table, with its separator. The first line has names if `header` is
     true, or one of them names a role, or the line does not look like a row."""
-    if not is_text(path):
+    if format_of(path) != "text":
         return TableLayout.own({})
     layout = TableLayout.own({}, separator=separator_of(path))
     if header is None:
@@ -572,27 +403,136 @@ def _layout(path: Path, header: bool | None) -> TableLayout:
     return layout if header else replace(layout, names="positions")
 
 
-def _ratings(column: pd.Series, path: Path) -> np.ndarray:
-    """Convert a column to ratings, `float64 [rows]`.
+def _check_given(path: Path, names: list[str], given: Mapping[str, str], telling: bool) -> None:
+    """Check the number of usable columns, and the given ones.
 
     Raises:
-        DataError: a row has no rating.
+        DataError: there are fewer than two, or a given one is missing or has two roles.
     """
-    numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
-    values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    with np.errstate(over="ignore"):
-        missing = ~np.isfinite(values.astype(np.float32))
-    if missing.any():
-        first = int(missing.argmax())
-        value = column.iloc[first]
+    if len(names) < 2:
         raise DataError(
-            f"{path}, row {first + 1:,} (line {first + 2:,} of a CSV file): no rating in column"
-            f" {column.name!r}, as in {int(missing.sum()):,} of {len(column):,} rows",
-            expected="a finite number with a decimal point in each row",
-            got="nothing" if pd.isna(value) else repr(value),
-            fix="correct or remove these rows, or --no-rating: every row counts as liked",
+            f"{path} has one column" if names else f"{path} has no column with one value per row",
+            expected="a column of users and a column of items, separated by , ; | or tabs",
+            got=", ".join(names) or "lists, structs or maps",
+            fix="write one row for each user and item, in two columns",
         )
-    return values
+    for role, name in given.items():
+        if name not in names:
+            raise DataError(
+                f"{path} has no column {name!r}",
+                expected=f"one of {', '.join(map(repr, names))}",
+                got=f"--{role} {name}",
+                fix=did_you_mean(name, names)
+                if telling
+                else "the first line is a row: use column positions, such as --user 1 --item 2; if"
+                " it has names, add --header",
+            )
+        if list(given.values()).count(name) > 1:
+            raise DataError(
+                f"column {name!r} has two roles",
+                expected="different columns for users, items, ratings and times",
+                got=" ".join(f"--{role} {name}" for role, name in given.items()),
+                fix="give each role a column of its own",
+            )
+
+
+def _frame(
+    path: Path, layout: TableLayout, names: list[str], given: Mapping[str, str], form: str | None
+) -> Columns:
+    """Read the columns that may have a role: if users and items are known by name, only columns
+    named like a role or with times in the first rows, so that prices and texts are not read.
+    Possible ids are read as text, so that "007" does not become 7."""
+    named = {role: by.surest_first(names) for role, by in _ROLES.items()}
+    ids = [name for role, name in given.items() if role in ("user", "item")]
+    numbers = [name for role, name in given.items() if role not in ("user", "item")]
+    numbers = {*numbers, *named["rating"], *named["time"]} - {*ids}
+    kinds = {name: None if name in numbers else str for name in names}
+    certain = all(role in given or named[role] for role in ("user", "item"))
+    if layout.names == "first line" and certain:
+        first = read_table(path, replace(layout, columns=kinds), _FIRST_ROWS)
+        possible = {*given.values()}.union(*named.values())
+        possible |= {n for n in names if _look_like_times(typed(first[n]), form)}
+        kinds = {name: kind for name, kind in kinds.items() if name in possible}
+    return read_table(path, replace(layout, columns=kinds))
+
+
+def _assigned(
+    path: Path,
+    frame: Columns,
+    given: Mapping[str, str],
+    roles: Sequence[str],
+    telling: bool,
+    form: str | None,
+) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
+    """Assign columns to roles: given ones, then by names, values and order.
+
+    Args:
+        path: of the table, for errors.
+        frame: its columns.
+        given: known columns by role.
+        roles: that columns may have.
+        telling: whether the names may tell what columns hold.
+        form: of dates.
+
+    Returns:
+        By role the column, the reason, and other columns with a name of that role.
+
+    Raises:
+        DataError: users or items are ambiguous, or no column has times of the given format.
+    """
+    columns = dict(given)
+    reasons = dict.fromkeys(given, "as given")
+    rivals: dict[str, tuple[str, ...]] = {}
+    values = {name: typed(column) for name, column in frame.items()}
+
+    def free() -> list[str]:
+        return [name for name in frame if name not in columns.values()]
+
+    def assign(role: str, name: str, reason: str) -> None:
+        columns[role] = name
+        reasons[role] = reason
+
+    for role in () if telling else ("user", "item"):
+        if role not in columns and free():
+            assign(role, free()[0], "by its place")
+    for role in roles:
+        named = _ROLES[role].surest_first(free()) if role not in columns else []
+        fitting = [name for name in named if _ROLES[role].fits(values[name], form)]
+        if fitting:
+            assign(role, fitting[0], "by its name")
+            rivals[role] = tuple(fitting[1:])
+    looks = {"time": _look_like_times} | ({} if telling else {"rating": _look_like_ratings})
+    for role, test in looks.items():
+        missing = [id_role for id_role in ("user", "item") if id_role not in columns]
+        alike = [name for name in free() if test(values[name], form)]
+        if role not in columns and role in roles and len(alike) == 1 and len(free()) > len(missing):
+            assign(role, alike[0], f"its values look like {role}s")
+    missing = [role for role in ("user", "item") if role not in columns]
+    ids = [n for n in free() if len(free()) <= 2 or _are_ids(frame[n], values[n])]
+    if missing and len(ids) != len(missing):
+        raise DataError(
+            f"cannot tell which column of {path} holds the {missing[0]}s",
+            expected="names such as user_id and item_id",
+            got=f"columns {', '.join(map(repr, frame))}",
+            fix="add " + " ".join(f"--{role} COLUMN" for role in missing),
+        )
+    for role, name in zip(missing, ids, strict=False):
+        assign(role, name, "the only column of ids left" if len(ids) == 1 else "by its place")
+    if form is not None and "time" not in columns:
+        raise DataError(
+            f"{path} has no column of times in the format {form!r}",
+            expected="the format of all dates of a column, such as '%m/%d/%Y %H:%M'",
+            got=form,
+            fix="correct --time-format, and name the column with --time",
+        )
+    return columns, reasons, rivals
+
+
+def _are_ids(texts: pd.Series, values: pd.Series) -> bool:
+    """True if values repeat and none has decimals, as prices do."""
+    if not 1 < texts.nunique() < len(texts):
+        return False
+    return not pd.api.types.is_float_dtype(values) or bool((values.dropna() % 1 == 0).all())
 
 
 def _scale(ratings: np.ndarray) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from fedrec.metrics.base import RatedBlock
 _LOG = logging.getLogger("fedrec")
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
+_CLIENTS_AT_ONCE = 256  # scored at a time; memory grows with it times the items
 
 
 class CentralEvaluation:
@@ -39,7 +40,6 @@ class CentralEvaluation:
         population: the clients.
         settings: `[evaluation]` of the experiment.
         clients: `int64 [clients]`, the held-out clients to evaluate; default: all.
-        block: clients scored at a time; memory grows with block x items.
 
     Attributes:
         metrics: metrics of the experiment.
@@ -55,7 +55,6 @@ class CentralEvaluation:
         settings: EvaluationConfig,
         *,
         clients: np.ndarray | None = None,
-        block: int = 256,
     ) -> None:
         held_out = settings.held_out
         self.metrics = Metrics(population.task, settings)
@@ -70,7 +69,6 @@ class CentralEvaluation:
             )
         self._population = population
         self._settings = settings
-        self._block = block
         self._lists = HeldOutLists(population, self.metrics, settings)
 
     @cached_property
@@ -127,8 +125,8 @@ class CentralEvaluation:
 
     def _ranked(self, baseline: Baseline, progress: Progress | None) -> Evaluated:
         blocks = []
-        for start in range(0, len(self.clients), self._block):
-            clients = self.clients[start : start + self._block]
+        for start in range(0, len(self.clients), _CLIENTS_AT_ONCE):
+            clients = self.clients[start : start + _CLIENTS_AT_ONCE]
             scores = _scores(baseline, _histories(self._population, clients))
             blocks.append(self._lists.measure(clients, scores, sums=True))
             if progress is not None:
@@ -157,12 +155,7 @@ class CentralEvaluation:
 
 
 def evaluate_baselines(
-    names: Names,
-    population: Population,
-    *,
-    clients: np.ndarray | None = None,
-    block: int = 256,
-    **settings: Any,
+    names: Names, population: Population, *, clients: np.ndarray | None = None, **settings: Any
 ) -> dict[str, dict[str, float]]:
     """Fit and evaluate centralised systems.
 
@@ -173,7 +166,6 @@ def evaluate_baselines(
             setting `name`) to settings; a name alone takes the defaults.
         population: the clients.
         clients: see `CentralEvaluation`.
-        block: see `CentralEvaluation`.
         settings: fields of `[evaluation]`, such as `held_out` and `ks`.
 
     Returns:
@@ -184,9 +176,7 @@ def evaluate_baselines(
         ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.
         DataError: there are no held-out rows.
     """
-    evaluation = CentralEvaluation(
-        population, EvaluationConfig(**settings), clients=clients, block=block
-    )
+    evaluation = CentralEvaluation(population, EvaluationConfig(**settings), clients=clients)
     options = names if isinstance(names, Mapping) else {name: {} for name in names}
     baselines = [(label, make_baseline(label, options[label])) for label in options]
     metrics = {}

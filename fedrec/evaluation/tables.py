@@ -59,9 +59,8 @@ class Metrics:
     def __init__(self, task: str, settings: EvaluationConfig) -> None:
         self.ks = settings.ks
         added = [_made(section, task) for section in settings.metrics or ()]
-        groups = [
-            [_made(Section(name=name), task) for name in group] for group in _of(task, settings)
-        ]
+        named = [[Section(name=name) for name in group] for group in _groups(task, settings)]
+        groups = [[_made(section, task) for section in group] for group in named]
         if settings.sampled_items is not None and task == "ranking" and settings.protocol is None:
             options = {"items": settings.sampled_items}
             groups.append([_made(Section(name=name, **options), task) for name in _SAMPLED])  # type: ignore[arg-type]
@@ -110,13 +109,16 @@ class Metrics:
 
     def of_sums(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Metrics of lists, from the sums over all users; empty without sums."""
-        by_k = {k: _at(sums, k) for k in self.ks} if sums else {}
-        return {
-            metric.column(k): metric.value(sums_of_k)
-            for k, sums_of_k in by_k.items()
-            for metric in self.of_lists
-            if metric.has_k or k == self.ks[0]
-        }
+        values = {}
+        for k in self.ks if sums else ():
+            end = f"@{k}"
+            at_k = {key.removesuffix(end): sums[key] for key in sums if key.endswith(end)}
+            values |= {
+                metric.column(k): metric.value(at_k)
+                for metric in self.of_lists
+                if metric.has_k or k == self.ks[0]
+            }
+        return values
 
     def means(self, users: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Means over users; ratings are pooled over rows, as is usual for MAE and RMSE.
@@ -126,7 +128,7 @@ class Metrics:
         """
         rows = users.get(ROWS)
         return {
-            column: _mean(self.columns.get(column, (None, 0))[0], np.asarray(values), rows)
+            column: _mean(self.columns.get(column, (None, 0))[0], values, rows)
             for column, values in users.items()
             if column != ROWS
         }
@@ -180,7 +182,7 @@ def _check_shown(columns: Iterable[str], added: set[str]) -> None:
             )
 
 
-def _of(task: str, settings: EvaluationConfig) -> Sequence[Sequence[str]]:
+def _groups(task: str, settings: EvaluationConfig) -> Sequence[Sequence[str]]:
     if task == "rating":
         return _RATING
     return _RECONSTRUCTION if settings.protocol == "reconstruction" else _RANKING
@@ -219,20 +221,11 @@ def _per_user(metric: UserMetric, block: RankedBlock, k: int) -> np.ndarray:
     return values.cpu().numpy()
 
 
-def _at(sums: Mapping[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
-    suffix = f"@{k}"
-    return {
-        name.removesuffix(suffix): value for name, value in sums.items() if name.endswith(suffix)
-    }
-
-
 def _mean(metric: Metric | None, values: np.ndarray, rows: np.ndarray | None) -> float:
     if not isinstance(metric, RatingMetric) or rows is None:
         return float("nan" if np.isnan(values).all() else np.nanmean(values))
-    judged = np.asarray(rows) > 0
-    if not judged.any():
-        return float("nan")
-    return metric.pooled(values[judged], np.asarray(rows)[judged])
+    judged = rows > 0
+    return metric.pooled(values[judged], rows[judged]) if judged.any() else float("nan")
 
 
 # Means of per-user metrics over groups of users.
@@ -269,7 +262,7 @@ def user_groups(
         `bool [n]` per group: `"inactive"`, `"active"`, and one such as `"gender=F"` per category
         that occurs. A user without a code belongs to no group of that feature.
     """
-    inactive = np.asarray(known_counts) < inactive_below
+    inactive = known_counts < inactive_below
     groups = {"inactive": inactive, "active": ~inactive}
     for feature in interactions.user_features.features:
         if feature.width != 1:
@@ -293,12 +286,12 @@ def group_means(
         One row per group, in order; first a column `count`, the number of users in the group who
         have any value, and then the metrics. The mean of an empty group is NaN.
     """
-    index = pd.Index(list(groups), name="group")
-    table = pd.DataFrame(np.nan, index=index, columns=["count", *per_user])
-    for name, member in groups.items():
+    rows = []
+    for member in groups.values():
         values = np.stack([column[member] for column in per_user.values()]).astype(np.float64)
-        count = (~np.isnan(values)).any(axis=0).sum()
-        table.loc[name] = [count, *known_means(values, axis=1)]
+        rows.append([(~np.isnan(values)).any(axis=0).sum(), *known_means(values, axis=1)])
+    index = pd.Index(list(groups), name="group")
+    table = pd.DataFrame(rows, index, ["count", *per_user], dtype=np.float64)
     return table.astype({"count": np.int64})
 
 
@@ -407,15 +400,12 @@ class Evaluated:
     @property
     def table(self) -> pd.DataFrame:
         """Table of all columns, one row per user, indexed by client id."""
-        return self._table_of(self.columns)
+        return pd.DataFrame(dict(self.columns), index=pd.Index(self.clients, name="client"))
 
     @property
     def users(self) -> pd.DataFrame:
         """Metrics over all held-out items, one row per user, without the groups."""
-        return self._table_of(self.metrics)
-
-    def _table_of(self, columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
-        return pd.DataFrame(dict(columns), index=pd.Index(self.clients, name="client"))
+        return pd.DataFrame(self.table[list(self.metrics)])
 
     def means(self, metrics: Metrics) -> dict[str, float]:
         """Overall metrics of all users; empty without users."""

@@ -27,14 +27,12 @@ class Phase:
         name: its name, as in `privacy.phases`, in the ledger and in the report.
         step: name and settings of the local step.
         last: number of its last round; None: until the end.
-        volunteers: description of the participants if they are volunteers; empty: they are not.
         sampler: sampler of its cohorts; None: the experiment's sampler.
     """
 
     name: str
     step: Mapping[str, Any]
     last: int | None = None
-    volunteers: str = ""
     sampler: Section | None = None
 
     def has_step(self, step: Mapping[str, Any]) -> bool:

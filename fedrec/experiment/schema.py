@@ -17,7 +17,6 @@ from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
 from fedrec.devices import DevicesConfig
-from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import (
     Section,
     component_settings,
@@ -166,6 +165,10 @@ class Experiment(DataSettings):
                 and self.privacy is not None
                 and self.privacy.placement != "central"
             ),
+            "[compression] and secure-aggregation cannot be combined: masks hide sums over whole"
+            " tables, not the rows and scales of single clients": (
+                self.compression is not None and bool(self.secure_aggregation)
+            ),
             f"evaluation.metrics = [{min(targets, default='')!r}] needs the targets of [adversary]"
             " (share = 0 adds no malicious client)": (bool(targets) and self.adversary is None),
             "task = 'rating' cannot be combined with positive-above: it predicts the ratings"
@@ -226,22 +229,12 @@ class Experiment(DataSettings):
                 resolved_section(registry.CALLBACK, callback, at=f"callbacks.{number}")
                 for number, callback in enumerate(self.callbacks)
             )
-        if self.perturb is not None:
-            sections["perturb"] = resolved_section(
-                registry.PERTURBATION, self.perturb, seed=self.seed
-            )
+        for kind in (registry.PERTURBATION, registry.COMPRESSION):
+            section = getattr(self, kind.key)
+            if section is not None:
+                sections[kind.key] = resolved_section(kind, section, seed=self.seed)
         if self.adversary is not None:
             sections |= self._of_adversary(self.adversary)
-        if self.compression is not None:
-            sections["compression"] = resolved_section(
-                registry.COMPRESSION, self.compression, seed=self.seed
-            )
-            if self.secure_aggregation:
-                raise ExperimentError(
-                    "[compression] and secure-aggregation cannot be combined: masks hide sums over"
-                    " whole tables, not the rows and scales of single clients",
-                    fix="leave out one of the two tables",
-                )
         if self.privacy is not None and self.federated:
             sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)

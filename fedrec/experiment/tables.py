@@ -261,8 +261,8 @@ class CheckpointConfig(Config):
 
 
 class EarlyStoppingConfig(Config):
-    """Early stopping: end training when a metric of validation users no longer improves, and use
-    the best parameters (Prechelt 1998).
+    """Early stopping: end training when a metric of validation users, a fixed sample of at most
+    1,000, no longer improves, and use the best parameters (Prechelt 1998).
 
     The metric is always one of validation users, independently of `evaluation.held-out`, because
     parameters selected on test users could not be evaluated on them.
@@ -277,8 +277,6 @@ class EarlyStoppingConfig(Config):
     min_improvement: float = Field(default=0.0, ge=0)
     """Smallest improvement over the best evaluation so far, in units of the metric; 0: any
     improvement counts."""
-    users: int = Field(default=1000, ge=1)
-    """Number of validation users to evaluate (a fixed sample)."""
 
 
 class SecureAggregationConfig(Config):

@@ -101,7 +101,7 @@ class RankedBlock:
 
     Raises:
         ExperimentError: a score is NaN.
-        ValueError: shapes differ, `relevant` is not within `seen`, or a k is below 1.
+        ValueError: shapes differ, or `relevant` is not within `seen`.
     """
 
     def __init__(
@@ -118,7 +118,9 @@ class RankedBlock:
         popularity: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> None:
-        _check_shapes(scores, seen, known, relevant, ks)
+        shapes = {tuple(tensor.shape) for tensor in (scores, seen, known, relevant)}
+        if len(shapes) != 1:
+            raise ValueError(f"Expected tensors of one shape [users, items], got {sorted(shapes)}.")
         self._relevant = _seen_pairs(relevant, seen)
         self.scores = _finite(scores)
         self.seen = seen
@@ -321,18 +323,6 @@ class RankedBlock:
         """NaN for a user without a relevant item, else 0, `float64 [users]`; added to metrics that
         do not divide by that number."""
         return torch.where(self.number > 0, 0.0, torch.nan).double()
-
-
-def _check_shapes(
-    scores: Tensor, seen: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]
-) -> None:
-    shapes = {tuple(tensor.shape) for tensor in (scores, seen, known, relevant)}
-    if len(shapes) != 1 or scores.dim() != 2:
-        raise ValueError(
-            f"Expected four tensors of one shape [users, items], got {sorted(shapes)}."
-        )
-    if not ks or min(ks) < 1:
-        raise ValueError(f"Expected list lengths >= 1, got ks={tuple(ks)!r}.")
 
 
 def _finite(scores: Tensor) -> Tensor:

@@ -48,8 +48,6 @@ class Model(ABC):
             items of their histories (step `gram`, `fedrec.sums.products`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
-        by_features: whether the shared parameters represent users by their features (`user.NAME`)
-            and by nothing else.
 
     Raises:
         ExperimentError: the task is none of its own.
@@ -61,7 +59,6 @@ class Model(ABC):
     item_tables: ClassVar[tuple[str, ...]] = ()
     products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
-    by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config = config
@@ -74,9 +71,8 @@ class Model(ABC):
 
     @classmethod
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
-        """Side features that the model uses, for tables of results; by default all categories if it
-        represents users by features, else none."""
-        return known.categories if cls.by_features else FeatureNames()
+        """Side features that the model uses, for tables of results; none by default."""
+        return FeatureNames()
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

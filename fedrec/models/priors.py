@@ -133,7 +133,7 @@ def _invalid(path: Path, got: str) -> DataError:
         f"{path} is not a valid vector file",
         expected="equally many finite numbers for each word; a table is a JSON object of lists",
         got=got,
-        fix="correct or replace the file; fedrec data glove-subset writes tables",
+        fix="correct or replace the file",
     )
 
 

@@ -53,6 +53,7 @@ from fedrec.nn.layers import (
     pooled_rows,
     row_shares,
 )
+from fedrec.sums.content import unit
 
 _FEW_CATEGORIES = (
     64  # up to this size a product with all rows of a table is cheaper than gathering rows
@@ -92,7 +93,6 @@ class PrivRec(Model):
     Config = PrivRecConfig
     paper = "PrivRec (Wang et al. 2021), eq. 1-2"
     item_tables = ("item.id",)
-    by_features = True
     config: PrivRecConfig
 
     def __init__(self, config: PrivRecConfig, schema: Schema) -> None:
@@ -228,18 +228,13 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
             got="none",
             fix="set model.item-start = 'random'",
         )
-    joined = torch.cat([_unit(table) for table in tables], 1)
+    joined = torch.cat([unit(table) for table in tables], 1)
     centred = joined - joined.mean(0)
     _, values, loadings = torch.linalg.svd(centred, full_matrices=False)
     components = loadings[values > 1e-9 * values.max()][:width]
     signs = components.gather(1, components.abs().argmax(1, keepdim=True)).sign()
     scores = centred @ (components * signs).T
     return torch.nn.functional.pad(scores, (0, width - scores.shape[1])).float()
-
-
-def _unit(rows: Tensor) -> Tensor:
-    """Scale rows to length 1; zero rows stay zero."""
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
 def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
@@ -295,18 +290,19 @@ class _ItemFeature:
 
 # PrivRec's network plus an item-based score: an extension of Wang et al. 2021.
 #
-#     score(u, i) = network(u, i) + s cos(e_i, p_u)
+#     score(u, i) = network(u, i) + 12 cos(e_i, p_u)
 #
 # where p_u, the user's profile, is the direction of the sum of the unit embeddings of the user's
-# positives (`fedrec.pretext.views`), and s is `similarity`. The second term alone is an item-kNN on
-# the cosines of the item embeddings, which a self-supervised stage one with `encoder = "mean"`
-# learns to rank by; few epochs of fine-tuning make less of these embeddings.
+# positives (`fedrec.pretext.views`). The second term alone is an item-kNN on the cosines of the
+# items' embeddings, which a self-supervised stage one with `encoder = "mean"` learns to rank by.
+# Few epochs of fine-tuning make less of these embeddings.
 #
 # Step `sgd-profile` trains the network as local SGD does and takes the profile on the device, where
 # it stays. Without a profile, as before local training, the term is zero.
 
 ITEMS = "item.id"
 PROFILE = "profile"
+_SIMILARITY = 12.0
 
 
 class PrivRecProfileConfig(PrivRecConfig):
@@ -314,8 +310,6 @@ class PrivRecProfileConfig(PrivRecConfig):
 
     item_ids: Literal[True] = True
     """The profile is made of the items' embeddings."""
-    similarity: float = Field(default=12.0, gt=0)
-    """Factor s of the cosine of an item's embedding and the user's profile."""
 
 
 class PrivRecProfile(Model):
@@ -355,4 +349,4 @@ class PrivRecProfile(Model):
         units = F.normalize(embedded, dim=-1)
         cosines = torch.bmm(units, parameters[PROFILE].unsqueeze(-1)).squeeze(-1)
         network = self.network.predict(parameters, users, items, rows)
-        return network + self.config.similarity * cosines
+        return network + _SIMILARITY * cosines

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedrec.config import Config, Width
 from fedrec.data.interactions import Interactions
-from fedrec.nn.layers import Adam
+from fedrec.nn.layers import Adam, uniform
 from fedrec.perturb.substitutes import Similarity
 from fedrec.runtime.ragged import spans
 
@@ -27,14 +27,12 @@ from fedrec.runtime.ragged import spans
 # in training too. The paper does not say whether substitutes are sampled or the best items:
 # equation 11 samples, the public code takes the best.
 
+_PRIVACY_WEIGHT = 3.0  # lambda_s, with lambda_g 1 (paper, for Office and Gowalla; 5 and 7 Clothing)
+
 
 class GeneratorConfig(Config):
     """Settings of the generator."""
 
-    privacy_weight: float = Field(default=3.0, ge=0)
-    """lambda_s (paper: 3 for Office and Gowalla, 5 for Clothing)."""
-    utility_weight: float = Field(default=1.0, ge=0)
-    """lambda_g (paper: 1 for Office and Gowalla, 7 for Clothing)."""
     temperature: float = Field(default=2.0, gt=0)
     """Temperature tau of the Gumbel-softmax in training; not given in the paper, chosen on
     validation rows of Amazon Office."""
@@ -58,10 +56,7 @@ class Generator(nn.Module):
 
     def __init__(self, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        bound = (2 * width + 1) ** -0.5
-        self.weight = nn.Parameter(
-            (2 * torch.rand((2 * width + 1, width), generator=generator) - 1) * bound
-        )
+        self.weight = _uniform(2 * width + 1, width, generator)
         self.bias = nn.Parameter(torch.zeros(width))
 
     def logits(self, users: Tensor, originals: Tensor, sensitivity: float, items: Tensor) -> Tensor:
@@ -157,7 +152,7 @@ def train_generator(
         privacy, utility = losses(
             similarity, users[user], item, sensitivity, mixture, items[candidates]
         )
-        loss = (config.privacy_weight * privacy + config.utility_weight * utility) / len(some)
+        loss = (_PRIVACY_WEIGHT * privacy + utility) / len(some)
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -204,6 +199,8 @@ def _owned(rows: Interactions, users: np.ndarray, candidates: np.ndarray) -> Ten
 # share none, so minimising their sum is equivalent to minimising each separately, as is done here.
 # For the same reason the relative scale of L_D and L_I has no effect.
 
+_BATCH_ROWS = 2048  # training rows per step; all rows of a user are in the same step
+
 
 class AttentionConfig(Config):
     """Settings of the attention; the paper gives none of them."""
@@ -216,8 +213,6 @@ class AttentionConfig(Config):
     """Dropout rate of f's hidden units."""
     epochs: int = Field(default=20, ge=1)
     """Epochs over the users."""
-    batch_rows: int = Field(default=2048, ge=1)
-    """Training rows per step; all rows of a user are in the same step."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of Adam."""
 
@@ -235,12 +230,12 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         hidden = config.hidden
-        self.user = _uniform((width, hidden), generator)
-        self.item = _uniform((width, hidden), generator)
+        self.user = _uniform(width, hidden, generator)
+        self.item = _uniform(width, hidden, generator)
         self.bias = nn.Parameter(torch.zeros(hidden))
-        self.out = _uniform((hidden, 1), generator)
-        self.first = _uniform((width, hidden), generator)
-        self.second = _uniform((hidden, width), generator)
+        self.out = _uniform(hidden, 1, generator)
+        self.first = _uniform(width, hidden, generator)
+        self.second = _uniform(hidden, width, generator)
         self.first_bias = nn.Parameter(torch.zeros(hidden))
         self.second_bias = nn.Parameter(torch.zeros(width))
 
@@ -317,7 +312,7 @@ def train_attention(
     for _ in range(config.epochs):
         total = 0.0
         order = torch.randperm(rows.num_users, generator=generator).numpy()
-        for batch in _attention_batches(rows, order, config.batch_rows):
+        for batch in _attention_batches(rows, order):
             user, of_row, item = _gathered(rows, batch)
             loss = attention.loss(users[user], of_row, items[item], generator)
             adam.zero_grad()
@@ -327,7 +322,7 @@ def train_attention(
         losses.append(total / max(1, int(np.count_nonzero(np.diff(rows.user_offsets)))))
     logits = np.empty(len(rows), dtype=np.float32)
     with torch.no_grad():
-        for batch in _attention_batches(rows, np.arange(rows.num_users), config.batch_rows):
+        for batch in _attention_batches(rows, np.arange(rows.num_users)):
             user, of_row, item = _gathered(rows, batch)
             logits[np.concatenate([rows.rows_of(each) for each in batch])] = attention.logits(
                 users[user], of_row, items[item]
@@ -335,12 +330,12 @@ def train_attention(
     return logits, losses
 
 
-def _attention_batches(rows: Interactions, order: np.ndarray, most: int) -> list[np.ndarray]:
+def _attention_batches(rows: Interactions, order: np.ndarray) -> list[np.ndarray]:
     """Divide users with rows, in the given order, into batches by their number of rows."""
     counts = np.diff(rows.user_offsets)[order]
     order = order[counts > 0]
     counts = counts[counts > 0]
-    batch = (np.cumsum(counts) - counts) // most
+    batch = (np.cumsum(counts) - counts) // _BATCH_ROWS
     return np.split(order, np.flatnonzero(np.diff(batch)) + 1) if len(order) else []
 
 
@@ -352,7 +347,6 @@ def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Te
     return torch.from_numpy(batch), torch.from_numpy(of_row), torch.from_numpy(items)
 
 
-def _uniform(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:
+def _uniform(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
     """Initialise weights like `nn.Linear`, from the given generator."""
-    bound = shape[0] ** -0.5
-    return nn.Parameter((2 * torch.rand(shape, generator=generator) - 1) * bound)
+    return nn.Parameter(uniform(rows, columns, rows**-0.5, generator))

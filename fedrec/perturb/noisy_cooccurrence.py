@@ -174,6 +174,26 @@ _COUNTS = 1
 _PAIRS = 2  # addresses of the noise of the two releases
 
 
+class NoisyCooccurrenceConfig(Config):
+    """Settings of the perturbation by noisy co-occurrences."""
+
+    epsilon: float = Field(gt=0)
+    """Total epsilon of the table, for both releases, > 0."""
+    delta: float = Field(default=1e-5, gt=0, le=0.1)
+    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
+    on neighbouring data, plus delta."""
+    items: int = Field(default=500, ge=2)
+    """Number of items in the matrix and in the synthetic table, the most popular ones by the noisy
+    counts."""
+    clip_items: int = Field(default=8, ge=1)
+    """Number m of items up to which a user's items have full weight; for n > m items each has
+    weight sqrt(m / n), and each pair sqrt(m (m + 1) / (n (n + 1)))."""
+    threshold: float = Field(default=2.0, ge=0)
+    """Counts below this number of standard deviations of their noise are set to zero."""
+    smoothing: float = Field(default=0.7, ge=0, le=1)
+    """Share of draws by popularity only, in [0, 1]."""
+
+
 @dataclass(frozen=True, eq=False)
 class NoisyCounts:
     """Noisy release, from which all profiles are computed.
@@ -193,27 +213,20 @@ class NoisyCounts:
 
 
 def noisy_release(
-    matrix: sparse.csr_array,
-    noise: float,
-    *,
-    most_items: int,
-    clip_items: int,
-    threshold: float,
-    seed: int,
+    matrix: sparse.csr_array, noise: float, config: NoisyCooccurrenceConfig, seed: int
 ) -> NoisyCounts:
     """Release counts, and pairs of the items with the largest noisy counts, with Gaussian noise.
 
-    A user's contribution to each is scaled down to the norm of a user with `clip_items` items:
+    A user's contribution to each is scaled down to the norm of a user with m = `clip-items` items:
     sqrt(m) for counts, sqrt(m (m + 1) / 2) for the upper triangle of pairs with its diagonal.
 
     Args:
         matrix: binary `[users, items]`.
         noise: standard deviation of the noise for contributions of norm at most 1.
-        most_items: number of items in the matrix of pairs.
-        clip_items: m above.
-        threshold: counts below this number of standard deviations of their noise are set to zero.
+        config: number of items, m and threshold.
         seed: of the noise.
     """
+    clip_items = config.clip_items
     source = source_of("reproducible", seed)
     mechanism = mechanism_of("gaussian")
 
@@ -224,22 +237,18 @@ def noisy_release(
     scale = noise * np.sqrt(clip_items)
     shares = _user_shares(np.sqrt(_sizes(matrix)), np.sqrt(clip_items))
     counts = released("counts", matrix.T @ shares, scale, _COUNTS)
-    head = np.sort(np.argsort(-counts, kind="stable")[:most_items])
+    head = np.sort(np.argsort(-counts, kind="stable")[: config.items])
     some = matrix[:, head]
     size = _sizes(some)
     bound = np.sqrt(clip_items * (clip_items + 1) / 2)
     scaled = sparse.diags_array(_user_shares(np.sqrt(size * (size + 1) / 2), bound)) @ some
     upper = np.triu((some.T @ scaled).toarray())
     pairs = np.triu(released("pairs", upper, noise * bound, _PAIRS), 1)
-    pairs[pairs < threshold * noise * bound] = 0
-    likely = np.where(counts[head] < threshold * scale, 0.0, counts[head])
+    pairs[pairs < config.threshold * noise * bound] = 0
+    likely = np.where(counts[head] < config.threshold * scale, 0.0, counts[head])
     length = max(1.0, float(counts.sum()) / max(1, len(shares)))
-    return NoisyCounts(
-        head,
-        likely if likely.any() else np.ones(len(head)),
-        pairs + pairs.T,
-        min(length, len(head) / 2),
-    )
+    likely = likely if likely.any() else np.ones(len(head))
+    return NoisyCounts(head, likely, pairs + pairs.T, min(length, len(head) / 2))
 
 
 def profiles(
@@ -321,26 +330,6 @@ def _user_shares(norms: np.ndarray, bound: float) -> np.ndarray:
 # (`fedrec.privacy.accounting.sampling`).
 
 
-class NoisyCooccurrenceConfig(Config):
-    """Settings of the perturbation by noisy co-occurrences."""
-
-    epsilon: float = Field(gt=0)
-    """Total epsilon of the table, for both releases, > 0."""
-    delta: float = Field(default=1e-5, gt=0, le=0.1)
-    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
-    on neighbouring data, plus delta."""
-    items: int = Field(default=500, ge=2)
-    """Number of items in the matrix and in the synthetic table, the most popular ones by the noisy
-    counts."""
-    clip_items: int = Field(default=8, ge=1)
-    """Number m of items up to which a user's items have full weight; for n > m items each has
-    weight sqrt(m / n), and each pair sqrt(m (m + 1) / (n (n + 1)))."""
-    threshold: float = Field(default=2.0, ge=0)
-    """Counts below this number of standard deviations of their noise are set to zero."""
-    smoothing: float = Field(default=0.7, ge=0, le=1)
-    """Share of draws by popularity only, in [0, 1]."""
-
-
 class NoisyCooccurrence(Perturbation):
     """Replaces every profile by one drawn from noisy counts of items and pairs of items."""
 
@@ -372,14 +361,8 @@ class NoisyCooccurrence(Perturbation):
             )
         users_with_rows = np.flatnonzero(np.diff(rows.user_offsets))
         plan = self.plan(len(users_with_rows))
-        release = noisy_release(
-            binary(rows)[users_with_rows],
-            plan.noise_scale,
-            most_items=self.config.items,
-            clip_items=self.config.clip_items,
-            threshold=self.config.threshold,
-            seed=self.seed,
-        )
+        matrix = binary(rows)[users_with_rows]
+        release = noisy_release(matrix, plan.noise_scale, self.config, self.seed)
         random = stream(self.seed, "perturb-profiles")
         users, items = profiles(release, len(users_with_rows), self.config.smoothing, random)
         table = _table(rows, users_with_rows[users], release.items[items])

@@ -54,11 +54,7 @@ def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.
 
 
 def scored_substitutes(
-    rows: Interactions,
-    chosen: np.ndarray,
-    scores: Scores,
-    draw: Draw,
-    seed: int,
+    rows: Interactions, chosen: np.ndarray, scores: Scores, draw: Draw, seed: int
 ) -> np.ndarray:
     """Draw substitutes from softmax(scores), i.e. by arg max of scores plus Gumbel noise, or take
     the best ones.
@@ -243,53 +239,48 @@ class Similarity:
         self.squares = items.square().sum(1)
 
     def of(
-        self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None
+        self,
+        originals: Tensor,
+        others: Tensor,
+        extremes: tuple[Tensor, Tensor] | None = None,
+        definition: Definition | None = None,
     ) -> Tensor:
-        """Compute the similarity of each original to the vector with the same index.
+        """Compute the similarity of each original to the vector with the same index, `float32 [n]`.
 
         Args:
             originals: `int64 [n]`, items.
             others: `float32 [n, d]`, vectors of items, or mixtures of them.
             extremes: least and largest product of each vector with any item, `[n]` each; needed for
                 `released` only.
-
-        Returns:
-            `float32 [n]`.
+            definition: default: the one of this object.
         """
         product = (self.items[originals] * others).sum(1)
-        return self._value(self.definition, product, originals, others.norm(dim=1), extremes)
+        return self._value(product, originals, others.norm(dim=1), extremes, definition)
 
     def between(
         self, originals: Tensor, others: Tensor, definition: Definition | None = None
     ) -> Tensor:
         """Similarity of two lists of items `int64 [n]`, by any definition, `float32 [n]`."""
-        vectors = self.items[others]
-        return self._value(
-            definition or self.definition,
-            (self.items[originals] * vectors).sum(1),
-            originals,
-            vectors.norm(dim=1),
-            (self.least[others], self.most[others]),
-        )
+        extremes = self.least[others], self.most[others]
+        return self.of(originals, self.items[others], extremes, definition)
 
     def rows(self, originals: Tensor) -> Tensor:
         """Compute the similarity of some originals to every item, `float32 [n, items]`."""
         product = self.items[originals] @ self.items.T
         extremes = self.least, self.most
-        return self._value(
-            self.definition, product, originals[:, None], self.squares.sqrt(), extremes
-        )
+        return self._value(product, originals[:, None], self.squares.sqrt(), extremes)
 
     def _value(
         self,
-        definition: Definition,
         product: Tensor,
         originals: Tensor,
         lengths: Tensor,
         extremes: tuple[Tensor, Tensor] | None,
+        definition: Definition | None = None,
     ) -> Tensor:
         """Apply the definition to products of originals with others, the others' lengths, and their
         least and largest products with any item."""
+        definition = definition or self.definition
         squares = self.squares[originals]
         if definition == "cosine":
             return product / (squares.sqrt() * lengths).clamp(min=_SMALL)
@@ -336,10 +327,7 @@ _MOST_STEPS = 30_000_000
 
 
 def mean_similarity(
-    originals: np.ndarray,
-    substitutes: np.ndarray,
-    similarity: Similarity,
-    label: str = "all",
+    originals: np.ndarray, substitutes: np.ndarray, similarity: Similarity, label: str = "all"
 ) -> dict[str, dict[str, float]]:
     """Mean similarity of items to their substitutes, by all three definitions.
 

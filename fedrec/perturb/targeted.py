@@ -242,6 +242,7 @@ class Guarantee:
 
     Attributes:
         nominal: epsilon setting of the mechanism.
+        total: the same, of all protected interactions.
         odds: log of the ratio of the probabilities of publishing an interaction if it is real and
             as a given fake.
         slot: one protected interaction alone, replaced by one with another item.
@@ -250,6 +251,7 @@ class Guarantee:
     """
 
     nominal: float
+    total: float
     odds: float
     slot: float
     item: float
@@ -279,9 +281,8 @@ def guarantee(
     unvisited = num_items - own_items
     odds = epsilon + math.log(unvisited * num_values) if unvisited else math.inf
     slot = odds if num_values == 1 else math.inf
-    if protected == rows == 1:
-        return Guarantee(epsilon, odds, slot, slot, slot)
-    return Guarantee(epsilon, odds, slot, math.inf, math.inf)
+    profile = slot if protected == rows == 1 else math.inf
+    return Guarantee(epsilon, protected * epsilon, odds, slot, profile, profile)
 
 
 def words(config: TargetedConfig) -> list[str]:
@@ -320,18 +321,14 @@ class PerturbedProfiles:
     """Perturbed training rows of all clients.
 
     Attributes:
-        config: the settings.
         learned: the training rows; item and rating of some differ from the real ones.
         protected: `int64 [rows]`, ascending: row numbers of the protected interactions.
-        clients: `int64 [clients]`, ascending: clients with training rows.
-        guarantees: one per client.
+        guarantees: by client with training rows.
     """
 
-    config: TargetedConfig
     learned: Interactions
     protected: np.ndarray
-    clients: np.ndarray
-    guarantees: tuple[Guarantee, ...]
+    guarantees: dict[int, Guarantee]
 
 
 def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> PerturbedProfiles:
@@ -350,10 +347,9 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     rows = RandomisedRows(data)
     groups, num_groups = _groups(data.rows, config.attribute)
     scores = _stereotypes(data, groups, num_groups)
-    clients = np.flatnonzero(np.diff(data.rows.user_offsets))
     chosen = []
-    guarantees = []
-    for client in clients.tolist():
+    guarantees = {}
+    for client in np.flatnonzero(np.diff(data.rows.user_offsets)).tolist():
         random = stream(seed, "perturb", client)
         profile = data.rows.rows_of(client)
         items = rows.items[profile]
@@ -370,9 +366,9 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
         rows.write(profile[protected], codes)
         chosen.append(profile[protected])
         sizes = {"own_items": len(visited), "rows": len(items), "protected": count}
-        guarantees.append(guarantee(config, **sizes, **rows.sizes))
+        guarantees[client] = guarantee(config, **sizes, **rows.sizes)
     protected = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
-    return PerturbedProfiles(config, rows.table(), protected, clients, tuple(guarantees))
+    return PerturbedProfiles(rows.table(), protected, guarantees)
 
 
 def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
@@ -420,7 +416,7 @@ def _stereotypes(data: TrainingData, groups: np.ndarray, num_groups: int) -> np.
 
 _EPSILONS = {
     "nominal, one interaction": "nominal",
-    "nominal, all protected": "nominal",
+    "nominal, all protected": "total",
     "true, log odds of a real interaction": "odds",
     "true, one slot": "slot",
     "true, profile, one item exchanged": "item",
@@ -438,17 +434,14 @@ def summary(real: Interactions, perturbed: PerturbedProfiles) -> dict[str, Any]:
 
     Returns:
         `protected`, the number of protected rows; `changed`, the share of these with another item;
-        `epsilon`, the smallest, median and largest value over clients of each kind of guarantee,
-        and the nominal one summed over a client's protected interactions.
+        `epsilon`, the smallest, median and largest value over clients of each kind of guarantee.
     """
     protected = perturbed.protected
     changed = real.items[protected] != perturbed.learned.items[protected]
-    counts = np.bincount(real.users[protected], minlength=real.num_users)[perturbed.clients]
     epsilons = {
-        title: sorted(getattr(each, name) for each in perturbed.guarantees)
+        title: sorted(getattr(each, name) for each in perturbed.guarantees.values())
         for title, name in _EPSILONS.items()
     }
-    epsilons["nominal, all protected"] = sorted((counts * perturbed.config.epsilon).tolist())
     spreads = {  # the median without interpolation between finite and infinite values
         title: {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
         for title, values in epsilons.items()

@@ -176,11 +176,7 @@ class UpcSdg(Perturbation):
         return lowest(rows, logits, counts), {"attention loss per user": _first_and_last(losses)}
 
     def _substitutes(
-        self,
-        rows: Interactions,
-        chosen: np.ndarray,
-        users: torch.Tensor,
-        similarity: Similarity,
+        self, rows: Interactions, chosen: np.ndarray, users: torch.Tensor, similarity: Similarity
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Choose the substitutes of the chosen rows, `int64 [n]`."""
         config = self.config

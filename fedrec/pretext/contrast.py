@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
@@ -146,6 +146,9 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
 
 # The self-supervised task on a client's sessions: training data and loss (PrivRec equation 10).
 
+_SEGMENT = 4  # most items of a segment
+_SEGMENT_NEGATIVES = 4  # negative segments of a view
+
 
 class SessionConfig(Config):
     """Settings of the self-supervised task; the paper gives none of the values."""
@@ -159,10 +162,6 @@ class SessionConfig(Config):
     """Replacement of the true item in an item-masked session: a negative item (paper), or none."""
     item_negatives: int = Field(default=16, ge=1)
     """Negative items per item-masked session."""
-    segment_length: int = Field(default=4, ge=1)
-    """Largest number of items in a segment; at most half of the session."""
-    segment_negatives: int = Field(default=4, ge=1)
-    """Negative segments per segment-masked session."""
     lambda_im: float = Field(default=1.0, ge=0)
     """Weight of the item-masked loss (lambda_IM, eq. 10)."""
     lambda_sm: float = Field(default=1.0, ge=0)
@@ -176,12 +175,6 @@ class SessionConfig(Config):
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of scores before the softmax; with `mean`, scores are cosines, and 1 hardly separates
     them."""
-
-    @model_validator(mode="after")
-    def _segment_fits(self) -> Self:
-        if self.segment_length > self.session_length // 2:
-            raise ValueError("segment-length must be at most half of session-length")
-        return self
 
 
 class SessionTask:
@@ -211,8 +204,8 @@ class SessionTask:
         self.layout = ViewLayout(
             config.session_length,
             config.item_negatives,
-            config.segment_length if config.lambda_sm else 0,
-            config.segment_negatives,
+            min(_SEGMENT, config.session_length // 2) if config.lambda_sm else 0,
+            _SEGMENT_NEGATIVES,
             config.masked_place == "empty",
         )
         self._contrast = Contrast(config.encoder, config.temperature)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping of updates, with its sensitivity (PrivRec equation 7), and an adaptive clip norm that
-follows a noisy quantile.
+"""Clipping of updates, with its sensitivity (PrivRec equation 7).
 
 The norm is taken over all parameters of an update together. Edge cases, the same in one update and
 in many:
@@ -54,10 +53,8 @@ class Clip:
     def __post_init__(self) -> None:
         if not 0 < self.norm < math.inf or self.order not in (1, 2):
             raise ExperimentError(
-                "invalid clip norm",
-                expected="a finite number > 0, in L1 or L2",
-                got=f"{self.norm} in L{self.order}",
-                fix="set privacy.clip-norm to a positive number",
+                f"invalid clip norm {self.norm} in L{self.order}",
+                fix="set privacy.clip-norm to a finite number > 0",
             )
 
     def at(self, norm: float) -> Clip:
@@ -104,23 +101,3 @@ class Clip:
             name: (value * factor).astype(value.dtype) if factor else np.zeros_like(value)
             for name, value in update.items()
         }
-
-
-def adapted_norm(
-    norm: float, noisy_centred_count: float, denominator: float, quantile: float, rate: float
-) -> float:
-    """Next clip norm, C exp(-rate (share unclipped - quantile)), which follows that quantile of the
-    clients' norms (Andrew et al. 2021, section 3).
-
-    Args:
-        norm: the present clip norm C.
-        noisy_centred_count: sum over the clients of 1/2 (not clipped) or -1/2 (clipped), with
-            noise; a failed client adds 0.
-        denominator: the fixed number that sums are divided by.
-        quantile: target share of unclipped clients.
-        rate: step of the geometric update.
-    """
-    unclipped = noisy_centred_count / denominator + 0.5
-    # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to 0 or
-    # infinity.
-    return norm * math.exp(-rate * (min(max(unclipped, 0.0), 1.0) - quantile))

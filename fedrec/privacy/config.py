@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Any, Literal, Self
 
@@ -12,26 +11,13 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, GAUSSIAN, BackendName
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms.base import Mechanism, Placement, mechanism_of
 
 Mix = tuple[tuple[float, int], ...]
 """Noise factor and number of rounds of each part of a run: one target epsilon is for all."""
-
-
-class AdaptiveClipConfig(Config):
-    """Adaptive clipping: a clip norm that follows a quantile of the clients' norms (Andrew et al.
-    2021)."""
-
-    quantile: float = Field(default=0.5, ge=0, le=1)
-    """Target share of clients whose updates are not clipped."""
-    learning_rate: float = Field(default=0.2, gt=0)
-    """Step of the geometric update C <- C exp(-rate (share unclipped - quantile))."""
-    count_noise: float | None = Field(default=None, gt=0)
-    """Standard deviation of the noise on the count of unclipped clients; default: denominator /
-    20."""
 
 
 class PhaseConfig(Config):
@@ -85,8 +71,7 @@ class PrivacyConfig(Budget):
     """
 
     clip_norm: float = Field(ge=1e-9)
-    """Clip norm S of a client's whole update, in the norm of the mechanism (L2; L1 for Laplace);
-    the initial one if clipping is adaptive."""
+    """Clip norm S of a client's whole update, in the norm of the mechanism (L2; L1 for Laplace)."""
     budget: float | None = Field(default=None, gt=0)
     """With `noise-multiplier`: largest epsilon; the run stops before a round that would exceed it.
     Default: no limit."""
@@ -99,13 +84,9 @@ class PrivacyConfig(Budget):
     max_dropouts: int = Field(default=0, ge=0)
     """With `distributed`: number of clients of a cohort that may fail without loss of the
     guarantee."""
-    adaptive_clip: AdaptiveClipConfig | None = None
-    """Adaptive clipping; default: a fixed clip norm."""
     parameters: tuple[str, ...] = Field(default=("*",), min_length=1)
     """Patterns of the parameters that are trained and released with noise; all others are
     frozen."""
-    private_phases: tuple[str, ...] = ("*",)
-    """Patterns of the phases under noise; any other phase makes the total epsilon infinite."""
     phases: dict[str, PhaseConfig] = Field(default_factory=dict)
     """Settings of single phases by name (of `two-stage`, `popularity-start`, `means-start`)."""
 
@@ -118,7 +99,6 @@ class PrivacyConfig(Budget):
 
     def _rules(self) -> list[tuple[str, bool]]:
         """Constraints between settings, each with True if it is violated."""
-        adaptive = self.adaptive_clip is not None
         return [
             (
                 "budget only with noise-multiplier; epsilon is a budget itself",
@@ -129,17 +109,10 @@ class PrivacyConfig(Budget):
                 self.max_dropouts > 0 and self.placement != "distributed",
             ),
             (
-                (
-                    "adjacency = 'replace-one' with placement = 'local': the server sees who takes"
-                    " part"
-                ),
+                "adjacency = 'replace-one' with placement = 'local': the server sees who takes"
+                " part",
                 self.placement == "local" and self.adjacency == "add-remove",
             ),
-            (
-                "placement = 'central' with adaptive-clip: the server adds the count's noise",
-                self.placement != "central" and adaptive,
-            ),
-            ("noise-multiplier > 0 with adaptive-clip", adaptive and self.noise_multiplier == 0),
         ]
 
     def in_phase(self, phase: str) -> PrivacyConfig:
@@ -151,8 +124,7 @@ class PrivacyConfig(Budget):
         )
 
     def clip(self, contributions: Contributions = "signed") -> Clip:
-        """Clip of clients' updates, in the norm of the mechanism; the initial one if clipping is
-        adaptive."""
+        """Clip of clients' updates, in the norm of the mechanism."""
         return Clip(self.clip_norm, self.noise().order, contributions)
 
     def noise(self) -> Mechanism:
@@ -170,11 +142,6 @@ class PrivacyConfig(Budget):
                 "placement",
                 f"{' or '.join(mechanism.placements)} with the mechanism {name!r}",
                 self.placement not in mechanism.placements,
-            ),
-            (
-                "adaptive-clip",
-                f"none with {name!r}, whose sum and count are not one release",
-                self.adaptive_clip is not None and name != GAUSSIAN,
             ),
         ]
         for key, expected, broken in rules:
@@ -203,16 +170,10 @@ class PrivacyConfig(Budget):
         return self.phases.get(phase, PhaseConfig()).noise_factor
 
     def noise_mix(self, phases: Iterable[str]) -> Mix:
-        """Noise factor and number of rounds of each phase under noise, for calibration; one round
-        of factor 1 if no round is under noise.
+        """Noise factor and number of rounds of each phase, for calibration.
 
         Args:
             phases: the phase of each round of the experiment.
         """
         counted = ((phase, sum(1 for _ in rounds)) for phase, rounds in groupby(phases))
-        mix = tuple((self.noise_factor(phase), n) for phase, n in counted if self.covers(phase))
-        return mix or ((1.0, 1),)
-
-    def covers(self, phase: str) -> bool:
-        """True if a phase runs under noise."""
-        return any(fnmatchcase(phase, pattern) for pattern in self.private_phases)
+        return tuple((self.noise_factor(phase), number) for phase, number in counted)

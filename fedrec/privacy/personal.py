@@ -86,9 +86,6 @@ class PriorsConfig(Config):
     noise: bool = True
     """Whether noise is added to the priors, as in the paper; otherwise they never leave the device,
     and the noise on gradients also protects the priors."""
-    share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of a user's budget (squared sensitivity / noise) for noisy priors, if the noise is
-    calibrated to a number of uploads."""
 
     def files(self) -> Iterator[str]:
         """File of the word vectors, if any."""
@@ -102,6 +99,7 @@ class PriorsConfig(Config):
 # For a step with such settings the server accounts for each user separately. Everything here
 # depends on the settings and the user's id, never on data.
 
+_PRIOR_SHARE = 0.2  # of a user's budget (squared sensitivity / noise), for noisy priors
 PAPER_MODE = "no finite guarantee: the clip norm comes from private data"
 
 
@@ -173,7 +171,7 @@ class PersonalNoise(Config):
         budget = self.budget(client)
         if self.participations is None:
             return budget.paper_multiplier
-        left = 1.0 if self.noisy_priors is None else 1 - self.noisy_priors.share
+        left = 1.0 if self.noisy_priors is None else 1 - _PRIOR_SHARE
         return budget.multiplier(self.participations) / math.sqrt(left)
 
     def prior_multiplier(self, client: int) -> float:
@@ -185,7 +183,7 @@ class PersonalNoise(Config):
             return 0.0
         if self.participations is None:
             return budget.paper_multiplier
-        return 1 / (gdp_parameter(budget.epsilon, budget.delta) * math.sqrt(priors.share))
+        return 1 / (gdp_parameter(budget.epsilon, budget.delta) * math.sqrt(_PRIOR_SHARE))
 
     def cost(self, client: int, adjacency: Adjacency, uploads: int) -> float:
         """Squared parameter mu of all releases of a user together; infinite for any upload in mode

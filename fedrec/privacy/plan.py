@@ -37,69 +37,14 @@ from fedrec.privacy.config import Mix, PrivacyConfig
 from fedrec.privacy.mechanisms.base import Mechanism, cost_of, longest_noise
 from fedrec.privacy.protection import Protection
 
-# The noise of a `[privacy]` table in units of the clip norm: given or calibrated, and increased if
-# a noisy count takes a share of the budget.
+# The noise of a `[privacy]` table in units of the clip norm: given or calibrated.
 
 _SOME = 1e-9  # clip norms
-_COUNTED = Clip(0.5)  # the count adds 1/2 or -1/2 per client: it has signs, whatever updates have
 
 
 def default_delta(clients: int) -> float:
     """The smaller of N^-1.1 and 1e-5."""
     return min(float(clients) ** -1.1, 1e-5)
-
-
-def count_noise_std(config: PrivacyConfig, denominator: float) -> float | None:
-    """Standard deviation of the noise on the count of unclipped clients; None without adaptive
-    clipping."""
-    adaptive = config.adaptive_clip
-    return None if adaptive is None else adaptive.count_noise or denominator / 20
-
-
-def count_multiplier(config: PrivacyConfig, denominator: float) -> float | None:
-    """Noise multiplier of the count of unclipped clients under the adjacency of the settings; None
-    without adaptive clipping."""
-    std = count_noise_std(config, denominator)
-    return None if std is None else std / _COUNTED.sensitivity(config.adjacency)
-
-
-def noise_per_clip_norm(
-    config: PrivacyConfig,
-    clip: Clip,
-    sampling: Sampling,
-    mix: Mix,
-    delta: float,
-    *,
-    denominator: float,
-    factor: float = 1.0,
-) -> float:
-    """Noise scale of the sum (of one upload when local) / clip norm.
-
-    Args:
-        config: the settings.
-        clip: of the clients' updates.
-        sampling: how cohorts are drawn, for a target epsilon.
-        mix: the parts of the run, for a target epsilon.
-        delta: for a target epsilon.
-        denominator: the fixed number that sums are divided by.
-        factor: noise factor of the rounds.
-
-    Raises:
-        ExperimentError: no noise reaches the target, or the count alone exceeds the cost of the
-            whole round.
-    """
-    sensitivity = clip.at(1.0).sensitivity(config.adjacency)
-    multiplier = config.noise_multiplier
-    if config.epsilon is not None:
-        target = config.epsilon, delta, config.backend
-        multiplier = _calibrated(*target, mix, config.noise(), sampling, config.adjacency)
-    scale = factor * ((multiplier or 0.0) * sensitivity)
-    count = count_multiplier(config, denominator)
-    if count is not None:
-        # Andrew et al.'s theorem is about noise in units of sensitivities, whose ratio is another
-        # if the sum has no signs.
-        scale = _beside_a_count(scale / sensitivity, count, config.adjacency) * sensitivity
-    return scale
 
 
 def least_client_noise(
@@ -195,21 +140,6 @@ def _calibrated(
     return calibrate(epsilon, delta, releases, backend=backend)
 
 
-def _beside_a_count(joint: float, count: float, adjacency: Adjacency) -> float:
-    """Noise multiplier of the sum, so that it and a count of noise multiplier `count` together cost
-    `joint` (Andrew et al. 2021, theorem 1)."""
-    left = joint**-2 - count**-2
-    if left <= 0:
-        unit = _COUNTED.sensitivity(adjacency)
-        raise ExperimentError(
-            "the count of adaptive clipping alone exceeds the privacy cost of the round",
-            expected=f"noise on the count with standard deviation > {joint * unit:g}",
-            got=f"{count * unit:g}",
-            fix="raise privacy.adaptive-clip.count-noise, or lower the noise multiplier",
-        )
-    return left**-0.5
-
-
 # Sampler, clip, noise and accounting event of a run as one frozen value, so that they cannot
 # disagree.
 #
@@ -234,7 +164,7 @@ class Plan:
         rounds: number of rounds of the experiment (T).
         phase_rounds: number of rounds with this plan.
         denominator: denominator of sums: M, qN under Poisson sampling, N with all clients.
-        clip: current clip of clients' updates; the plan's sensitivity is that of the clip.
+        clip: clip of clients' updates; the plan's sensitivity is that of the clip.
         per_clip_norm: noise scale of the sum / S. With `local`, of one client's upload.
         delta: the additive term of the guarantee.
         malicious: number of an adversary's fake clients; the guarantee is for the others.
@@ -308,22 +238,18 @@ class Plan:
         honest = max(1, clients - malicious)
         delta = default_delta(honest) if config.delta is None else config.delta
         clip = config.clip(contributions)
-        noise = noise_per_clip_norm(
-            config,
-            clip,
-            sampling,
-            ((factor, rounds),) if mix is None else mix,
-            delta,
-            denominator=denominator,
-            factor=factor,
-        )
+        multiplier = config.noise_multiplier or 0.0
+        if config.epsilon is not None:
+            target = config.epsilon, delta, config.backend
+            mix = ((factor, rounds),) if mix is None else mix
+            multiplier = _calibrated(*target, mix, mechanism, sampling, config.adjacency)
+        noise = factor * (multiplier * clip.at(1.0).sensitivity(config.adjacency))
         planned = rounds if phase_rounds is None else phase_rounds
         population = sampling, clients, rounds, planned, denominator
         return cls(config, mechanism, *population, clip, noise, delta, malicious)
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
-        """Return the plan at another clip norm (adaptive clipping): same multipliers, noise in
-        proportion."""
+        """Return the plan at another clip norm: same multipliers, noise in proportion."""
         return replace(self, clip=self.clip.at(clip_norm))
 
     def protection(self, names: Iterable[str]) -> Protection:
@@ -343,7 +269,7 @@ class Plan:
 
     @property
     def clip_norm(self) -> float:
-        """Current clip norm S."""
+        """Clip norm S."""
         return self.clip.norm
 
     @property
@@ -410,20 +336,12 @@ class Plan:
         return self.noise_scale * math.sqrt(max(0.0, needed - answered) / needed)
 
     @property
-    def count_noise_std(self) -> float | None:
-        """Standard deviation of the noise on the count of unclipped clients; None without adaptive
-        clipping."""
-        return count_noise_std(self.config, self.denominator)
-
-    @property
     def budget(self) -> float | None:
         """Largest epsilon after any round; None: no limit."""
         return self.config.budget if self.config.epsilon is None else self.config.epsilon
 
     def event(self, phase: str = TRAINING) -> Event:
         """Event charged for a round of a phase; for the first one of all if noise is correlated."""
-        if not self.config.covers(phase):
-            return NonPrivate(f"phase {phase!r} learns from users' data without noise", phase)
         if self.noise_multiplier == 0:
             return NonPrivate("the noise multiplier is 0", phase)
         mechanism = self.mechanism
@@ -436,8 +354,7 @@ class Plan:
             return CorrelatedRounds(
                 mechanism.name, adjacency, rounds, tuple(counted.items()), phase
             )
-        count = count_multiplier(self.config, self.denominator)
-        return NoisyRound(release.mechanism, *drawn, release.noise_multiplier, count, phase)
+        return NoisyRound(release.mechanism, *drawn, release.noise_multiplier, phase=phase)
 
     def trained(self, names: Iterable[str]) -> list[str]:
         """Names of the parameters trained and released with noise; the others are frozen.
@@ -450,8 +367,6 @@ class Plan:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ExperimentError(
                     f"no parameter matches the pattern {pattern!r} of 'privacy.parameters'",
-                    expected="patterns of the model's parameters",
-                    got=repr(pattern),
                     fix=did_you_mean(pattern, names),
                 )
         return [

@@ -28,8 +28,6 @@ class Protection:
         names: parameters that may leave the device; updates of all others count as zero.
         noise_scale: noise that each client adds to its clipped update; 0 where the server adds it.
         mechanism: the noise, as in the settings.
-        counted: whether the node also reports the number of clients that were not clipped (adaptive
-            clipping).
         silent: whether losses and numbers of examples stay on the device.
     """
 
@@ -38,7 +36,6 @@ class Protection:
     names: tuple[str, ...]
     noise_scale: float = 0.0
     mechanism: str | dict[str, Any] = "gaussian"
-    counted: bool = False
     silent: bool = False
 
     @classmethod
@@ -59,7 +56,6 @@ class Protection:
             names=tuple(names),
             noise_scale=noise_scale,
             mechanism=config.mechanism,
-            counted=config.adaptive_clip is not None,
             silent=config.mode == "secure",
         )
 

@@ -87,13 +87,6 @@ def caveats(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
             " experiment's seed. Anyone who knows the seed can remove the noise; a release needs"
             " mode 'secure'."
         )
-    if "*" not in config.private_phases:
-        yield (
-            "Only the following phases run under noise:"
-            f" {', '.join(config.private_phases) or '(none)'}. A phase without noise makes the"
-            " total infinite for the users whose data it learns from; item sequences are users'"
-            " data, and so are similarities of items that come from them."
-        )
     yield (
         "Not accounted: losses, metrics and numbers of examples that clients report, early"
         " stopping, and choosing settings by looking at results. Publish them only if they come"
@@ -111,7 +104,6 @@ def caveats(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
 
 def _about_cohorts(plan: Plan) -> Iterator[str]:
     sampling = plan.sampling
-    scheduled = isinstance(sampling, Scheduled)
     # devices decide who takes part
     late = isinstance(sampling, Full) and plan.denominator < plan.honest
     late = late and plan.config.placement != "local"
@@ -123,7 +115,7 @@ def _about_cohorts(plan: Plan) -> Iterator[str]:
             " amplify privacy: the cost is that of a client in every round. Reply times of devices"
             " must not depend on their users' data."
         )
-    if plan.config.adjacency == "add-remove" and (late or (scheduled and sampling.rate == 1)):
+    if plan.config.adjacency == "add-remove" and (late or isinstance(sampling, Scheduled)):
         yield (
             "Add-remove means here that a client sends either its updates or zeros: the other drawn"
             " clients are the same."
@@ -159,20 +151,11 @@ def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
 
 
 def _scheduled(sampling: Scheduled) -> str:
-    most = sampling.participations
-    coins = f" with probability {sampling.rate:.3g}" if sampling.rate < 1 else ""
-    often = f"every {sampling.separation} rounds{coins}" + (
-        "" if most is None else f", at most {most} times"
-    )
-    public = (
-        "Participation may be known: sampling does not amplify privacy."
-        if sampling.rate == 1
-        else "Whose turn it is may be known; participation is drawn by independent coin flips,"
-        " which amplification assumes to be secret."
-    )
+    most = "" if sampling.participations is None else f", at most {sampling.participations} times"
     joining = "" if sampling.joining else ", and new clients are rejected"
     return (
-        f"{public} The cost is that of a client that takes part {often}; the sampler guarantees"
+        "Participation may be known: sampling does not amplify privacy. The cost is that of a"
+        f" client that takes part every {sampling.separation} rounds{most}; the sampler guarantees"
         f" that none does more often{joining}."
     )
 
@@ -195,9 +178,6 @@ class Question(Budget):
     add-remove; scheduled: known rounds, for mechanisms that need a separation."""
     separation: int | None = Field(default=None, ge=1)
     """With the sampler scheduled: smallest distance between two rounds of a client; default: 1."""
-    secret_cohorts: bool = False
-    """With the sampler scheduled and add-remove: whether clients whose turn it is take part by
-    secret, independent coin flips."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND  # type: ignore[assignment]
     """Accountant: pld is the tightest; paper is the arithmetic of PrivRec's tables, for comparison
     only."""
@@ -209,8 +189,8 @@ class Question(Budget):
                 "backend autodp or pld: noise is not calibrated to the paper's arithmetic"
             )
         scheduled = self.sampler == "scheduled"
-        if (self.separation is not None or self.secret_cohorts) and not scheduled:
-            raise ValueError("separation and secret-cohorts only with the sampler scheduled")
+        if self.separation is not None and not scheduled:
+            raise ValueError("separation only with the sampler scheduled")
         if scheduled and self.cohort * (self.separation or 1) > self.clients:
             needed = f"{self.cohort:g} x {self.separation or 1}"
             raise ValueError(f"at least {needed} clients (cohort x separation)")
@@ -251,9 +231,7 @@ class Question(Budget):
         """Participation bound of the sampler `scheduled`; None for other samplers."""
         if self.sampler != "scheduled":
             return None
-        groups = self.separation or 1
-        rate = self.cohort * groups / self.clients if self.secret_cohorts else 1.0
-        return Scheduled(self.cohort, groups, rate=rate)
+        return Scheduled(self.cohort, self.separation or 1)
 
     def answer(self, plan: Plan) -> Report:
         """Privacy cost of the rounds of a plan, and the epsilon of the best known attack."""

@@ -193,7 +193,6 @@ def _refuses_malformed(
             got = f"{type(error).__name__}: {error}"[:300]
             raise RefusalError(
                 "the order cannot be decoded",
-                expected="an order of the same version of fedrec",
                 got=got,
                 fix="run the same version of fedrec on server and node",
             ) from None
@@ -223,7 +222,6 @@ _SUM_METRICS: Mapping[str, tuple[str, type[int] | type[float]]] = {
     "weight": ("weight", float),
     "loss": ("loss-sum", float),
     "losses": ("loss-count", int),
-    "unclipped": ("unclipped", int),
     "sent": ("bytes", int),
 }
 """Name in a message and type of each number of a `TrainSum`."""

@@ -133,7 +133,6 @@ class TrainSum:
         examples: sum of their numbers of examples.
         loss: sum of the losses of clients with training examples.
         losses: number of clients with training examples.
-        unclipped: number of clients whose update was within the clip norm, if requested.
         sent: bytes that its clients would send, each as a separate device (`compact`); 0 if not
             reported.
         updates: the compressed updates, which are sent in place of their sum if they are shorter;
@@ -146,7 +145,6 @@ class TrainSum:
     examples: int
     loss: float
     losses: int
-    unclipped: int = 0
     sent: int = 0
     updates: Sequence[SentUpdate] | None = None
 

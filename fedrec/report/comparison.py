@@ -35,14 +35,14 @@ Interval = tuple[float, float]
 
 
 def bootstrap_intervals(
-    samples: Sequence[np.ndarray], *, resamples: int = 10_000, seed: int = 0
+    samples: Sequence[np.ndarray], *, resamples: int = 10_000
 ) -> list[Interval]:
     """95 % percentile bootstrap intervals of the means of samples, in order.
 
     Args:
         samples: finite values `[n]`, one array per sample, of any lengths.
-        resamples: largest number of resamples per sample; see above.
-        seed: seed of the draws; samples of equal length share their draws.
+        resamples: largest number of resamples per sample, see above; samples of equal length share
+            their draws.
 
     Raises:
         ValueError: a sample has no values.
@@ -54,15 +54,15 @@ def bootstrap_intervals(
     for length in np.unique(lengths):
         indices = np.flatnonzero(lengths == length)
         table = np.stack([samples[index] for index in indices.tolist()], axis=1).astype(np.float64)
-        ends[indices] = np.quantile(_means(table, resamples, seed), [0.025, 0.975], axis=0).T
+        ends[indices] = np.quantile(_means(table, resamples), [0.025, 0.975], axis=0).T
     return [(low, high) for low, high in ends.tolist()]
 
 
-def _means(table: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+def _means(table: np.ndarray, resamples: int) -> np.ndarray:
     """Means `[resamples, samples]` of resamples of the rows of `table [n, samples]`."""
     users = len(table)
     resamples = min(resamples, max(_FEWEST, _DRAWS // users))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     means = []
     at_once = max(1, _CELLS // users)
     for start in range(0, resamples, at_once):
@@ -280,8 +280,8 @@ class Comparison:
             for row, value in zip(compared.values(), corrected.tolist(), strict=True):
                 row[f"{name}_holm"] = value
         rows = []
-        users = [_by_user(system.users).to_numpy() for system in self.systems.values()]
-        intervals = bootstrap_intervals(users)
+        users = (_means_by("client", system.users) for system in self.systems.values())
+        intervals = bootstrap_intervals([values.dropna().to_numpy() for values in users])
         for (label, system), (low, high) in zip(self.systems.items(), intervals, strict=True):
             means = np.array(list(system.by_seed.values()))
             row = {
@@ -314,7 +314,9 @@ def compare(
             there is only one system.
     """
     _check_same_data(results)
-    metric = metric or _default_metric(results)
+    tables = results[0].users, *results[0].baseline_users.values()
+    columns = [str(name) for table in tables for name in table]
+    metric = metric or main_metric(columns) or "hits@10"
     systems = _systems(results, metric)
     reference = against or next(iter(systems))
     if reference not in systems:
@@ -327,12 +329,19 @@ def compare(
             fix="name more runs, or add evaluation.baselines",
         )
     others = [label for label in systems if label != reference]
-    _check_values(metric, systems.values())
+    for system in systems.values():
+        if system.users.isna().all():
+            raise ExperimentError(
+                f"no test user of {system.label!r} has a value of {metric}",
+                expected="a metric with values; some cover only items that a user does not know",
+                got="none",
+                fix="choose another --metric, or hold out items that users have no other row of",
+            )
     differences = [_differences(systems[label], systems[reference]) for label in others]
     lower = lower_is_better(metric, results[0].experiment.evaluation)
-    samples = [_by_user(values).to_numpy() for values in differences]
+    samples = [_means_by("client", values).dropna().to_numpy() for values in differences]
     over_users = paired_tests(samples, lower_is_better=lower)
-    over_seeds = [seed_test(_by_seed(values)) for values in differences]
+    over_seeds = [seed_test(_means_by("seed", values).to_numpy()) for values in differences]
     return Comparison(
         metric,
         lower,
@@ -341,18 +350,6 @@ def compare(
         dict(zip(others, over_users, strict=True)),
         dict(zip(others, over_seeds, strict=True)),
     )
-
-
-def _check_values(metric: str, systems: Iterable[ComparedSystem]) -> None:
-    """Check that each system has users with a value of the metric."""
-    for system in systems:
-        if system.users.isna().all():
-            raise ExperimentError(
-                f"no test user of {system.label!r} has a value of {metric}",
-                expected="a metric with values; some cover only items that a user does not know",
-                got="none",
-                fix="choose another --metric, or hold out items that users have no other row of",
-            )
 
 
 def _differences(system: ComparedSystem, reference: ComparedSystem) -> pd.Series:
@@ -368,13 +365,9 @@ def _differences(system: ComparedSystem, reference: ComparedSystem) -> pd.Series
     return differences
 
 
-def _by_seed(values: pd.Series) -> np.ndarray:
-    """Mean of each seed, `[seeds]`."""
-    return pd.Series(values.groupby(level="seed").mean()).to_numpy()
-
-
-def _by_user(values: pd.Series) -> pd.Series:
-    return pd.Series(values.groupby(level="client").mean()).dropna()
+def _means_by(level: str, values: pd.Series) -> pd.Series:
+    """Mean of each seed or client."""
+    return pd.Series(values.groupby(level=level).mean())
 
 
 def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem]:
@@ -406,13 +399,6 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem
         )
         for name, by_seed in values.items()
     }
-
-
-def _default_metric(results: Sequence[Result]) -> str:
-    columns = [str(column) for column in results[0].users] or [
-        str(column) for table in results[0].baseline_users.values() for column in table
-    ]
-    return main_metric(columns) or "hits@10"
 
 
 def _check_same_data(results: Sequence[Result]) -> None:

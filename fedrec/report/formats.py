@@ -6,7 +6,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
@@ -31,7 +31,6 @@ _MARKDOWN = set("\\`|*![")
 Format = Literal["csv", "markdown", "latex"]
 INTERVAL = "95% interval"
 """Header of a column with the interval of the previous column."""
-_SEEDS = "t over seeds, Holm"
 
 
 def comparison_cells(comparison: Comparison) -> list[list[str]]:
@@ -44,41 +43,34 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
     table = table.loc[[comparison.reference, *others]].reset_index()
     spread = " ± sd over seeds" if table["sd"].notna().any() else ""
     budgets = [title for title, column in BUDGETS.items() if table[column].notna().any()]
-    seeds = _several_seeds(comparison)
-    heads = ["system", "private", comparison.metric + spread, INTERVAL, "difference", INTERVAL]
-    heads += ["t, Holm", "Wilcoxon, Holm", *([_SEEDS] if seeds else [])]
-    heads += ["effect d", "better/worse"]
-    rows = [
-        _cells(row, len(heads), seeds=seeds) + [_count(row[BUDGETS[title]]) for title in budgets]
-        for row in table.to_dict(orient="records")
+    columns = [
+        ("system", "{system}"),
+        ("private", "{private}"),
+        (comparison.metric + spread, "{mean:.4f}{spread}"),
+        (INTERVAL, "[{mean_low:.4f}, {mean_high:.4f}]"),
     ]
-    return [heads + budgets, *rows]
-
-
-def _cells(row: dict[Any, Any], count: int, *, seeds: bool) -> list[str]:
-    """First cells of a row; the reference has blanks for the tests, `count` cells in all."""
-    spread = "" if pd.isna(row["sd"]) else f" ± {row['sd']:.4f} ({row['seeds']:.0f} seeds)"
-    mean = [
-        str(row["system"]),
-        "yes" if row["private"] else "no",
-        f"{row['mean']:.4f}{spread}",
-        f"[{row['mean_low']:.4f}, {row['mean_high']:.4f}]",
+    tests = [
+        ("difference", "{difference:+.4f}"),
+        (INTERVAL, "[{low:+.4f}, {high:+.4f}]"),
+        ("t, Holm", "{t_holm}"),
+        ("Wilcoxon, Holm", "{wilcoxon_holm}"),
+        *([("t over seeds, Holm", "{seed_holm}")] if _several_seeds(comparison) else []),
+        ("effect d", "{effect:+.2f}"),
+        ("better/worse", "{better:.0f}/{worse:.0f}"),
     ]
-    if pd.isna(row["difference"]):
-        return [*mean, "reference", *[""] * (count - len(mean) - 1)]
-    tests = ["t_holm", "wilcoxon_holm", *(["seed_holm"] if seeds else [])]
-    return [
-        *mean,
-        f"{row['difference']:+.4f}",
-        f"[{row['low']:+.4f}, {row['high']:+.4f}]",
-        *(_p(row[test]) for test in tests),
-        f"{row['effect']:+.2f}",
-        f"{row['better']:.0f}/{row['worse']:.0f}",
-    ]
-
-
-def _count(value: Any) -> str:
-    return "-" if pd.isna(value) else f"{value:,.0f}"
+    rows = []
+    for row in table.to_dict(orient="records"):
+        texts = {name: _p(row[name]) for name in ("t_holm", "wilcoxon_holm", "seed_holm")}
+        texts["private"] = "yes" if row["private"] else "no"
+        sd = row["sd"]
+        texts["spread"] = "" if pd.isna(sd) else f" ± {sd:.4f} ({row['seeds']:.0f} seeds)"
+        forms = [form for _, form in (columns if pd.isna(row["difference"]) else columns + tests)]
+        cells = [form.format(**{**row, **texts}) for form in forms]
+        if len(forms) == len(columns):
+            cells += ["reference", *[""] * (len(tests) - 1)]
+        counts = (row[BUDGETS[title]] for title in budgets)
+        rows.append(cells + ["-" if pd.isna(count) else f"{count:,.0f}" for count in counts])
+    return [[*(head for head, _ in columns + tests), *budgets], *rows]
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:

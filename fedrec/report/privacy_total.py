@@ -63,7 +63,8 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
     charges = list(_charges(runs))
     private = [run for run in runs if _is_private(run)]
     delta = max((_delta(run) for run in private), default=_DELTA)
-    epsilon, why = _epsilon(charges, _backend(private), delta)
+    backends = (run.experiment.privacy.backend for run in private if run.experiment.privacy)
+    epsilon, why = _epsilon(charges, next(backends, DEFAULT_BACKEND), delta)
     if any("choice" in run.summary().get("privacy", {}) for run in private):
         epsilon = None
         why = "one is the result of a private choice, with a cost that is not a sum of charges"
@@ -181,11 +182,6 @@ def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[flo
         return (accountant.epsilon(delta).epsilon if charges else 0.0), ""
     except ExperimentError as error:
         return None, f"{error.problem} ({error.got})"
-
-
-def _backend(runs: Sequence[RunFolder]) -> str:
-    named = (run.experiment.privacy.backend for run in runs if run.experiment.privacy is not None)
-    return next(named, DEFAULT_BACKEND)
 
 
 def _delta(run: RunFolder) -> float:

@@ -34,6 +34,17 @@ class Run(NamedTuple):
     label: str
     result: Result
 
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder."""
+        return RunFolder(self.result.folder)
+
+    @property
+    def baseline_seconds(self) -> float | None:
+        """Time of fitting and evaluating the centralised systems; None without any."""
+        states = [self.folder.read_baseline(label) or {} for label in self.result.baselines]
+        return sum(sum(s.get("seconds", {}).values()) for s in states) if states else None
+
 
 def named(results: Sequence[Result]) -> list[Run]:
     """Name runs by system and seed."""

@@ -118,7 +118,6 @@ class RunFolder:
                 got="a file" if self.path.is_file() else other,
                 fix="give the folder that `fedrec run` printed",
             )
-        self._tables: dict[str, tuple[list[Row], dict[str, None], str]] = {}
         self.user_ids: Callable[[], np.ndarray | None] = lambda: None
         """Ids of users in the data, `[users]`, for users.csv; None if this process has not read the
         data. Set by the runner."""
@@ -191,11 +190,14 @@ class RunFolder:
         written = self.about.get("fedrec") or "another version"
         here = installed_version("fedrec")
         toml = quote(str(self.path / "experiment.toml"))
+        # versions between two releases have the same number
+        commit = str(self._read_json("environment.json", {}).get("commit") or "unknown").rstrip("+")
+        reader = f"pip install 'fedrec=={written}'" if written != here else f"git checkout {commit}"
         return RunError(
-            f"{self.path} was written by fedrec {written} and cannot be read",
+            f"{self.path} was written by another fedrec ({written}, commit {commit})",
             expected=f"a run folder of format {FORMAT}, with settings of fedrec {here}",
             got=got,
-            fix=f"pip install 'fedrec=={written}' reads it; or run its experiment again, with the"
+            fix=f"read it with that version: {reader}; or run its experiment again, with the"
             f" settings of this version in a copy of it: fedrec run {toml}",
         )
 
@@ -264,28 +266,13 @@ class RunFolder:
         """Write all rounds so far, and their times if there are any."""
         for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):
             if rows:  # they are also in the checkpoint
-                write_atomically(self.path / name, self._table(name, rows), durable=False)
-
-    def _table(self, name: str, rows: list[Row]) -> str:
-        """Format a table, reusing the text of earlier rows: rounds are written after each one, and
-        formatting all of them each time would take quadratic time."""
-        known, columns, start = self._tables.get(name, ([], {}, ""))
-        count = len(known)
-        text = io.StringIO()
-        if not (
-            0 < count <= len(rows)
-            and rows[count - 1] is known[-1]
-            and all(row.keys() <= columns.keys() for row in rows[count:])
-        ):
-            columns = dict.fromkeys(name for row in rows for name in row)
-            count = 0
-            start = ""
-            csv.writer(text, lineterminator="\n").writerow(columns)
-        writer = csv.DictWriter(text, [*columns], lineterminator="\n")
-        # NaN is an empty cell
-        writer.writerows({k: v for k, v in row.items() if v == v} for row in rows[count:])
-        self._tables[name] = rows, columns, start + text.getvalue()
-        return start + text.getvalue()
+                text = io.StringIO()
+                columns = dict.fromkeys(name for row in rows for name in row)
+                writer = csv.DictWriter(text, [*columns], lineterminator="\n")
+                writer.writeheader()
+                # NaN is an empty cell
+                writer.writerows({k: v for k, v in row.items() if v == v} for row in rows)
+                write_atomically(self.path / name, text.getvalue(), durable=False)
 
     def timings(self) -> pd.DataFrame:
         """Read the seconds of each round: `round`, `seconds`, `train`, `evaluate`."""
@@ -406,7 +393,6 @@ class RunFolder:
         if not summary:
             raise RunError(
                 f"{self.path} has no result",
-                expected="a finished run",
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
                 fix=f"fedrec resume {quote(str(self.path))}",
             )
@@ -460,7 +446,6 @@ class RunFolder:
     def _damaged(self, name: str, got: str) -> RunError:
         return RunError(
             f"{self.path / name} cannot be read",
-            expected="an unchanged file written by fedrec",
             got=got,
             fix="restore it from a backup; an unfinished run can be resumed from its checkpoints",
         )

@@ -73,7 +73,6 @@ def check_ids(folder: Path, interactions: Interactions) -> None:
     if not all(map(np.array_equal, ids, read_ids(folder) or ids)):
         raise DataError(
             f"the data have changed since run {folder}",
-            expected="the users and items of the run",
             got=f"{len(ids[0]):,} users and {len(ids[1]):,} items, some of them different",
             fix="restore the original data, or run again; `fedrec recommend` takes rows that came"
             " later by --history",

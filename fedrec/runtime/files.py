@@ -260,7 +260,6 @@ class DatabaseFile:
         except (sqlite3.Error, OSError) as error:
             raise RunError(
                 f"{self.file} cannot be used",
-                expected="an SQLite file written by fedrec",
                 got=str(error),
                 fix=self.fix,
             ) from None

@@ -86,14 +86,10 @@ def to_fixed_point(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
     if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too
         raise RefusalError(
             "a sum of updates is too large for secure aggregation",
-            expected=(
-                f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g} in absolute value"
-            ),
+            expected=f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g}",
             got="a larger value, or NaN",
-            fix=(
-                "raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower"
-                " step.learning-rate"
-            ),
+            fix="raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower"
+            " step.learning-rate",
         )
     return scaled.astype(np.int64).view(np.uint64)
 
@@ -112,7 +108,7 @@ def _representable(most: int) -> float:
 
 # A reply as one vector.
 
-_COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")
+_COUNTED = ("clients", "weight", "examples", "loss", "losses")
 _COUNT_BITS = 20  # binary digits of counts and losses
 _FAR = 64.0  # standard deviations that noise practically never exceeds
 
@@ -233,7 +229,6 @@ def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
         examples=round(count["examples"]),
         loss=count["loss"],
         losses=round(count["losses"]),
-        unclipped=round(count["unclipped"]),
         sent=round(count["clients"]) * vector_bytes(shapes),
     )
 

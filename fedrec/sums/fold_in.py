@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -188,6 +188,12 @@ class _State(NamedTuple):
 #   mean, of mean squared length 1; an item without one has the mean.
 
 _NEGLIGIBLE = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
+# prior variances of a user's liking of an ordered category, of an unordered and an ordered category
+# together, and of a word of a text
+_ORDERED_VARIANCE = 0.5
+_INTERACTION_VARIANCE = 0.3
+_WORD_VARIANCE = 0.3
+_WORD_ITEMS = (2, 12)  # items that have a word: fewer or more carry little of other items
 
 
 class PublicPriorConfig(Config):
@@ -198,24 +204,15 @@ class PublicPriorConfig(Config):
     other features are unordered."""
     feature_variance: float = Field(default=0.2, ge=0)
     """Prior variance of a user's liking of a category; 0 leaves unordered features out."""
-    ordered_variance: float = Field(default=0.5, ge=0)
-    """Prior variance of a user's liking of an ordered category."""
-    interaction_variance: float = Field(default=0.3, ge=0)
-    """Prior variance of a user's liking of an unordered and an ordered category together."""
-    word_variance: float = Field(default=0.3, ge=0)
-    """Prior variance of a user's liking of a word of a text; 0 leaves texts out."""
     vector_variance: float = Field(default=0.5, ge=0)
     """Prior variance along dense vectors with mean squared length 1; 0 leaves them out."""
-    word_items: tuple[PositiveInt, PositiveInt] = (2, 12)
-    """Smallest and largest number of items that have a word; other words are left out: rare
-    words carry no information about other items, very frequent words carry little."""
 
 
 def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
     """Features of a dataset that the prior uses."""
     return FeatureNames(
         items=known.items,
-        item_texts=known.item_texts if config.word_variance else (),
+        item_texts=known.item_texts,
         item_vectors=known.item_vectors if config.vector_variance else (),
     )
 
@@ -251,16 +248,15 @@ def feature_embeddings(
     smooth = [_smooth(feature, ordered[feature.name]) for feature in in_order]
     columns = [np.zeros((features.rows, 0))]
     columns += [config.feature_variance**0.5 * table for table in plain]
-    columns += [config.ordered_variance**0.5 * table for table in smooth]
-    words = [_common_words(text, config.word_items) for text in features.texts]
-    columns += [config.word_variance**0.5 * table for table in words]
+    columns += [_ORDERED_VARIANCE**0.5 * table for table in smooth]
+    columns += [_WORD_VARIANCE**0.5 * _common_words(text) for text in features.texts]
     columns += [config.vector_variance**0.5 * table.standardised() for table in features.vectors]
     finer = [_smooth(feature, ordered[feature.name] / 2) for feature in in_order]
     for table in plain:
         unit = unit_rows(table)
         for other in finer:
             pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
-            columns.append(config.interaction_variance**0.5 * _leading(pairs, interactions))
+            columns.append(_INTERACTION_VARIANCE**0.5 * _leading(pairs, interactions))
     return np.concatenate(columns, axis=1)
 
 
@@ -285,9 +281,9 @@ def public_directions(features: FeatureTable) -> np.ndarray:
     return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
 
 
-def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
+def _common_words(text: Feature) -> np.ndarray:
     """Words of items as 0 or 1, without rare and frequent words, `float64 [items, words]`."""
-    fewest, most = items
+    fewest, most = _WORD_ITEMS
     table = memberships(text)
     counts = table.sum(0)
     return table[:, (counts >= fewest) & (counts <= most)]
@@ -323,21 +319,17 @@ def _leading(table: np.ndarray, width: int) -> np.ndarray:
 # shrunk to what they were before noise pushed them (Gavish and Donoho 2017, spiked symmetric
 # matrices in operator norm), give further coordinates of the embeddings: (Y^2 + k^2)^-1 Y V
 # sqrt(values), where k damps rare items, whose rows of G are nearly noise. All of this is
-# post-processing of one
-# release.
+# post-processing of one release.
+
+_POPULARITY_VARIANCE = 0.1  # prior variance of a user's liking of popular items
 
 
 class LearnedConfig(Config):
     """Settings of the coordinates that are learned from the Gram matrix."""
 
-    learned_variance: float = Field(default=1.0, ge=0)
-    """Factor on the prior variance along the learned coordinates; 0 leaves them out."""
     damping: float = Field(default=0.7, ge=0)
     """Damping of rare items' learned coordinates, in units of the mean expected root of an
     entry."""
-    popularity_variance: float = Field(default=0.1, ge=0)
-    """Prior variance of a user's liking of popular items: the logarithm of an item's popularity is
-    the first of the learned coordinates; 0: it is not."""
 
 
 def placed_embeddings(
@@ -351,7 +343,8 @@ def placed_embeddings(
     edge: float,
     factors: int,
 ) -> Tensor:
-    """Learned embedding coordinates of the whole catalogue, 0 for items that are not chosen.
+    """Learned embedding coordinates of the whole catalogue, 0 for items that are not chosen; the
+    first is the logarithm of an item's popularity.
 
     Args:
         gram: noisy and symmetric, of the chosen items in their scale, `float64 [m, m]`; unchanged.
@@ -359,15 +352,14 @@ def placed_embeddings(
         scale: factor of each of these items in `gram`, > 0, `float64 [m]`.
         shares: popularities of all items, > 0, with sum 1, `float64 [items]`.
         public: public coordinates of all items, `float64 [items, width]`.
-        config: variance and damping.
+        config: damping.
         edge: see `learned_embeddings`.
         factors: see `learned_embeddings`.
 
     Returns:
         `float64 [items, factors]`, leading coordinates last.
     """
-    popularity = config.popularity_variance**0.5 * shares.log()[:, None]
-    popularity = popularity[:, : min(factors, int(config.popularity_variance > 0))]
+    popularity = _POPULARITY_VARIANCE**0.5 * shares.log()[:, None][:, :factors]
     known = torch.cat([public, popularity], 1)
     learned = learned_embeddings(
         gram,
@@ -380,7 +372,7 @@ def placed_embeddings(
     placed = learned.new_zeros(len(shares), factors)
     placed[:, : popularity.shape[1]] = popularity
     if learned.shape[1]:
-        placed[chosen, -learned.shape[1] :] = config.learned_variance**0.5 * learned
+        placed[chosen, -learned.shape[1] :] = learned
     return placed
 
 

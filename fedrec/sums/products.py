@@ -126,24 +126,16 @@ def _denoised(gram: Tensor, edge: float) -> Tensor:
 # decay^(d - 1) to the transition from i to j, for distances d up to the window. Over users
 #
 #     T_ij = sum over users and pairs of positions at distance d <= window of decay^(d - 1),
-#     W_ij = T_ij / ((sum over j of T_ij) + row-prior) / ((sum over i of T_ij) +
-# column-prior)^power,
+#     W_ij = T_ij / ((sum over j of T_ij) + 20) / ((sum over i of T_ij) + 50)^.3,
 #
 # and a user's score of j is the sum over its last items i, the d-th from the end, of decay^(d - 1)
 # W_ij. It is a Markov chain of order one, smoothed over distances; the power lowers popular items.
 # A transition from an item to itself does not count.
 
 
-class SmoothingConfig(Config):
-    """Settings of the transition weights."""
-
-    row_prior: float = Field(default=20.0, ge=0)
-    """Constant added to the sum of the transitions from an item, >= 0; larger for fewer data."""
-    column_prior: float = Field(default=50.0, gt=0)
-    """Constant added to the sum of the transitions to an item, > 0."""
-    power: float = Field(default=0.3, ge=0, le=1)
-    """Exponent in [0, 1] of the sum of the transitions to an item, its divisor; 0: popularity has
-    full effect."""
+_ROW_PRIOR = 20.0
+_COLUMN_PRIOR = 50.0
+_POWER = 0.3
 
 
 class Transitions(NamedTuple):
@@ -206,21 +198,17 @@ def transition_sums(
     return total
 
 
-def multipliers(
-    rows: np.ndarray, columns: np.ndarray, smoothing: SmoothingConfig
-) -> tuple[np.ndarray, np.ndarray]:
-    """Factors of the transitions from and to each item in W, from their sums; `float64 [m]` each.
-    Without a prior, an item without successors has factor 0."""
-    rows = rows + smoothing.row_prior
-    left = np.divide(1.0, rows, out=np.zeros(len(rows)), where=rows > 0)
-    return left, 1 / (columns + smoothing.column_prior) ** smoothing.power
+def multipliers(rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of the transitions from and to each item in W, from their sums; `float64 [m]`
+    each."""
+    return 1 / (rows + _ROW_PRIOR), 1 / (columns + _COLUMN_PRIOR) ** _POWER
 
 
-def transition_weights(total: Tensor, smoothing: SmoothingConfig) -> Tensor:
+def transition_weights(total: Tensor) -> Tensor:
     """Weights W from sums T, both `float64 [m, m]`; negative entries of T, caused by noise, count
     as 0."""
     total = total.clamp(min=0)
-    left, right = multipliers(total.sum(1).numpy(), total.sum(0).numpy(), smoothing)
+    left, right = multipliers(total.sum(1).numpy(), total.sum(0).numpy())
     return torch.from_numpy(left)[:, None] * total * torch.from_numpy(right)
 
 

@@ -117,7 +117,6 @@ def missing(package: str) -> ExperimentError:
     """Error if a package of the extra `track` is not installed."""
     return ExperimentError(
         f"callback {package!r} needs a package that is not installed",
-        expected=f"the package {package}",
         fix="pip install 'fedrec[track]', or leave the callback out",
     )
 

@@ -82,6 +82,15 @@ def write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
         np.savez(opened, allow_pickle=False, **arrays)
 
 
+class _Trouble:
+    """Why a node has not joined, and the number of polls without it."""
+
+    def __init__(self, reason: str, refused: bool = False) -> None:
+        self.reason = " ".join(reason.split())[:_LONGEST]
+        self.refused = refused
+        self.pause = _ASK_AGAIN
+
+
 class Discovery:
     """Roster of a federation whose nodes join and leave.
 
@@ -111,9 +120,7 @@ class Discovery:
         self._sleep = sleep
         self._file = file
         self._known = read_roster(file)
-        self._silent: dict[int, int] = {}
-        self._trouble: dict[int, str] = {}  # the last error of each node that has not joined
-        self._refused: set[int] = set()
+        self._trouble: dict[int, _Trouble] = {}  # of each node that has not joined
 
     @property
     def roster(self) -> Roster:
@@ -152,10 +159,10 @@ class Discovery:
     def _check_refusals(self, nodes: int) -> None:
         """Raise an error at once if too many nodes refuse the run and no reply is outstanding; they
         will refuse it again."""
-        online = set(self.grid.get_node_ids())
-        if not self._refused or online - self._refused - self._known.keys():
+        refused = {node for node, trouble in self._trouble.items() if trouble.refused}
+        if not refused or set(self.grid.get_node_ids()) - refused - self._known.keys():
             return
-        if len(self._known) + len(self._refused) >= nodes:
+        if len(self._known) + len(refused) >= nodes:
             raise EngineError(
                 "too many nodes refuse this run",
                 expected=f"at least {nodes} participating nodes",
@@ -165,7 +172,7 @@ class Discovery:
 
     def _joined_and_not(self) -> str:
         """Number of nodes that have joined, and the reasons why others have not, as text."""
-        texts = [f"node {node}: {why}" for node, why in self._trouble.items()]
+        texts = [f"node {node}: {trouble.reason}" for node, trouble in self._trouble.items()]
         more = [f"{len(texts) - _NAMED} others"] if len(texts) > _NAMED else []
         return "; ".join([f"{len(self._known)} joined", *texts[:_NAMED], *more])
 
@@ -180,25 +187,23 @@ class Discovery:
             return False
         messages = [Message(RecordDict(), node, HELLO) for node in strangers]
         announced: dict[int, Presence] = {}
-        trouble = dict.fromkeys(strangers, "did not announce its clients")
+        trouble = {node: _Trouble("did not announce its clients") for node in strangers}
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
             node = reply.metadata.src_node_id
             if reply.has_error():
-                trouble[node] = f"failed: {reason_of(reply.error)}"
-                (self._refused.add if is_refusal(reply.error) else self._refused.discard)(node)
+                refuses = is_refusal(reply.error)
+                trouble[node] = _Trouble(f"failed: {reason_of(reply.error)}", refuses)
                 continue
             try:
                 announced[node] = self._presence_in(reply.content)
             except Exception as error:  # untrusted input may be anything
-                trouble[node] = f"sent an invalid list of clients: {error}"
+                trouble[node] = _Trouble(f"sent an invalid list of clients: {error}")
         for node in strangers:
             if node in announced:
                 self._trouble.pop(node, None)
-                self._refused.discard(node)
             else:
-                self._trouble[node] = " ".join(trouble[node].split())[:_LONGEST]
-                log.warning("node %d: %s", node, self._trouble[node])
-                self._silent[node] = _ASK_AGAIN
+                self._trouble[node] = trouble[node]
+                log.warning("node %d: %s", node, trouble[node].reason)
         joined = self._owned({n: announced[n] for n in sorted(announced) if n in strangers})
         for node, presence in joined.items():
             log.info("node %d joined with %d clients", node, len(presence.training))
@@ -222,9 +227,11 @@ class Discovery:
         return presence
 
     def _waits(self, node: int) -> bool:
-        left = self._silent.get(node, 0)
-        self._silent[node] = max(0, left - 1)
-        return left > 0
+        trouble = self._trouble.get(node)
+        if trouble is None or not trouble.pause:
+            return False
+        trouble.pause -= 1
+        return True
 
     def _owned(self, announced: dict[int, Presence]) -> dict[int, Presence]:
         """Remove ids that also belong to other nodes from the replies of new nodes."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,13 +31,19 @@ from fedrec.protocol.messages import (
     pack_sum,
     read_arrays,
     unpack_each,
-    unpack_parameters,
     unpack_sum,
     unpack_train_order,
 )
 from fedrec.protocol.orders import SentUpdate, TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.serialization import to_record
-from fedrec.protocol.updates import Change, SparseUpdate, added, network_bytes, scaled
+from fedrec.protocol.updates import (
+    Change,
+    SparseUpdate,
+    added,
+    dense_change,
+    network_bytes,
+    scaled,
+)
 from fedrec.secure.vector import shapes_of, vector_bytes
 from server.exchange import DroppedReplies
 from strategies.dp import is_change
@@ -48,6 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedrec")
 Key = tuple[int, int | None]
 """A node and one of its clients, or None for their sum."""
+Sizes = Mapping[int | None, float]
+"""Sizes or factors by client; those of a sum by None."""
 LARGER = 10.0
 """Largest size of a reply, in units of the usual one."""
 LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
@@ -57,6 +65,7 @@ _FAR_ERROR = 1000.0
 _FAR_ROWS = 100.0
 """Largest error, or number of held-out rows, of a client, in units of the usual one."""
 _LARGEST = 1e9  # of metrics without a bound
+_MOST_ROWS = 2**31  # of a table
 
 
 def norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, float]:
@@ -80,6 +89,25 @@ def norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, 
     return {key: most / size for key, size in sizes.items() if size > most}
 
 
+@dataclass(frozen=True)
+class _Reply:
+    """A valid reply.
+
+    Attributes:
+        message: the message.
+        sizes: norms of updates, and numbers of examples of a client; without those that are never
+            scaled.
+        scaled: content of the message with factors for both.
+    """
+
+    message: Message
+    sizes: tuple[Sizes, Sizes]
+    scaled: Callable[[Sizes, Sizes], RecordDict]
+
+
+_SIZES = "norm of the update", "examples per client"
+
+
 class ReplyValidator:
     """Accepts, scales down or rejects nodes' replies.
 
@@ -94,9 +122,9 @@ class ReplyValidator:
         self._experiment = experiment
         self._dropped = dropped or DroppedReplies()
         # by step, as updates of different phases are not comparable
-        earlier = partial(deque[float], maxlen=_REMEMBERED)
-        self._norms: defaultdict[str, deque[float]] = defaultdict(earlier)
-        self._examples: defaultdict[str, deque[float]] = defaultdict(earlier)
+        self._earlier = defaultdict[tuple[str, str], deque[float]](
+            partial(deque[float], maxlen=_REMEMBERED)
+        )
 
     def trained(
         self,
@@ -114,153 +142,130 @@ class ReplyValidator:
         orders = {
             message.metadata.dst_node_id: unpack_train_order(message.content) for message in sent
         }
-        good: dict[int, Message] = {}
-        norms: dict[Key, float] = {}
-        examples: dict[Key, float] = {}
+        good: dict[int, _Reply] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 if node in good:
                     raise ValueError("duplicate reply")
-                order = orders[node]
-                if order.each:
-                    norms |= self._sizes_of_each(reply, order, theta)
-                else:
-                    norm, count = self._size(reply, order, theta)
-                    if order.protection is None:
-                        norms[node, None] = norm
-                        examples[node, None] = count
+                good[node] = self._valid(reply, orders[node], theta)
             except Exception as error:  # untrusted input may be anything
-                reason = "unrequested" if node not in orders else _reason(error)
+                text = str(error)
+                known = isinstance(error, ValueError) and text
+                reason = text if known else f"{type(error).__name__} {text}".strip()
+                reason = "unrequested" if node not in orders else reason
                 log.warning("node %d: the reply is dropped: %s", node, reason)
                 self._dropped.dropped(node, reason)
-                continue
-            good[node] = reply
-        if norms:
-            step = str(next(iter(orders.values())).step)  # the same for all nodes
-            by_norm = norm_bounds(norms, self._norms[step])
-            by_count = norm_bounds(examples, self._examples[step])
-            for key in sorted({*by_norm, *by_count}, key=str):
-                words = [
-                    f"{what} {sizes[key]:.3g} counts as {sizes[key] * factors[key]:.3g}"
-                    for what, sizes, factors in (
-                        ("norm of the update", norms, by_norm),
-                        ("examples per client", examples, by_count),
-                    )
-                    if key in factors
-                ]
-                self._bounded(*key, f"{', '.join(words)}, {LARGER:g} times the usual")
-            for node in {node for node, _ in [*by_norm, *by_count]}:
-                _scale(good[node], orders[node], theta, node, by_norm, by_count)
-        return list(good.values())
+        if good:
+            self._bound(good, str(next(iter(orders.values())).step))  # the same for all nodes
+        return [reply.message for reply in good.values()]
 
-    def _sizes_of_each(
-        self, reply: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
-    ) -> dict[Key, float]:
-        """Norm of each client's update; invalid clients are removed in place."""
-        node = reply.metadata.src_node_id
-        asked = [] if order.clients is None else order.clients.tolist()
-        each, left_out = sound_clients(unpack_each(reply.content), asked, theta)
-        for client in left_out:
-            reason = f"client {client}: its update is not finite, or its counts are invalid"
-            log.warning("node %d: %s", node, reason)
-            self._dropped.dropped(node, reason)
-        reply.content = pack_each(each)
-        norms = np.sqrt(_squares_of_each(each.updates)).tolist()
-        clients = each.clients.tolist()
-        return {(node, client): norm for client, norm in zip(clients, norms, strict=True)}
-
-    def _size(
-        self, reply: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
-    ) -> tuple[float, float]:
-        """Norm of a valid sum per unit of weight, and number of examples per client; a compressed
-        sum is decoded in place.
+    def _valid(
+        self, message: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
+    ) -> _Reply:
+        """Check a reply; a compressed sum is decoded in place, and invalid clients are removed.
 
         Raises:
             ValueError: the reply does not match the order.
         """
-        if self._experiment is not None and self._experiment.compression is not None:
-            reply.content = decompressed(reply.content, self._experiment, order, theta)
-        if order.clients is None or not len(order.clients):
-            return _size_of_mean(reply, theta)
-        return _size_of_sum(unpack_sum(reply.content), order, theta)
+        asked = [] if order.clients is None else order.clients.tolist()
+        if order.each:
+            each, left_out = sound_clients(unpack_each(message.content), asked, theta)
+            for client in left_out:
+                text = f"client {client}: its update is not finite, or its counts are invalid"
+                log.warning("node %d: %s", message.metadata.src_node_id, text)
+                self._dropped.dropped(message.metadata.src_node_id, text)
+            message.content = pack_each(each)
+            norms = np.sqrt(_squares_of_each(each.updates)).tolist()
+            by_client = dict(zip(each.clients.tolist(), norms, strict=True))
+            return _Reply(message, (by_client, {}), partial(_scaled_clients, each))
+        codec = None if self._experiment is None else Codec.of(self._experiment, order.round)
+        if codec is not None:
+            message.content = decompressed(message.content, codec, order, theta)
+        return _valid_sum(message, order, theta) if asked else _valid_mean(message, theta)
 
-    def _bounded(self, node: int, client: int | None, reason: str) -> None:
-        reason = reason if client is None else f"client {client}: {reason}"
-        log.warning("node %d: %s", node, reason)
-        self._dropped.bounded(node, reason)
+    def _bound(self, good: Mapping[int, _Reply], step: str) -> None:
+        """Scale down, in place, what is much larger than usual."""
+        factors: dict[int, tuple[dict, dict]] = {node: ({}, {}) for node in good}
+        texts = defaultdict[Key, list[str]](list)
+        for index, kind in enumerate(_SIZES):
+            sizes = {
+                (node, client): size
+                for node, reply in good.items()
+                for client, size in reply.sizes[index].items()
+            }
+            for key, factor in norm_bounds(sizes, self._earlier[kind, step]).items():
+                factors[key[0]][index][key[1]] = factor
+                texts[key].append(f"{kind} {sizes[key]:.3g} counts as {sizes[key] * factor:.3g}")
+        for (node, client), parts in sorted(texts.items(), key=str):
+            who = "" if client is None else f"client {client}: "
+            reason = f"{who}{', '.join(parts)}, {LARGER:g} times the usual"
+            log.warning("node %d: %s", node, reason)
+            self._dropped.bounded(node, reason)
+        for node in {node for node, _ in texts}:
+            good[node].message.content = good[node].scaled(*factors[node])
 
 
-def _scale(
-    reply: Message,
-    order: TrainOrder,
-    theta: Mapping[str, np.ndarray],
-    node: int,
-    by_norm: Mapping[Key, float],
-    by_count: Mapping[Key, float],
-) -> None:
-    """Scale down, in place, a node's reply, or the updates of its clients."""
-    update = by_norm.get((node, None), 1.0)
-    examples = by_count.get((node, None), 1.0)
-    if order.each:
-        each = unpack_each(reply.content)
-        factors = np.array([by_norm.get((node, client), 1.0) for client in each.clients.tolist()])
-        reply.content = pack_each(_scaled_clients(each, factors))
-    elif order.clients is None or not len(order.clients):
-        _bound_mean(reply, theta, update, examples)
-    else:
-        weighted = order.weighting == "examples"
-        bounded = _bounded_sum(unpack_sum(reply.content), update, examples, weighted=weighted)
-        reply.content = pack_sum(bounded)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    known = isinstance(error, ValueError) and text
-    return text if known else f"{type(error).__name__} {text}".strip()
+def _check_changes(changes: Mapping[str, Change], theta: Mapping[str, np.ndarray]) -> None:
+    for name, change in changes.items():
+        if not is_change(change, theta[name]):
+            raise ValueError(f"{name!r} has a wrong shape or is not finite")
 
 
 # Sums over the clients of a node.
 
 
-def _size_of_sum(
-    reply: TrainSum, order: TrainOrder, theta: Mapping[str, np.ndarray]
-) -> tuple[float, float]:
-    """Norm of a sum per unit of weight, and its number of examples per client.
+def _valid_sum(message: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]) -> _Reply:
+    """Check a sum. Its size is that per unit of weight; under differential privacy it has none.
 
     Raises:
         ValueError: it does not match the order.
     """
-    asked = 0 if order.clients is None else len(order.clients)
-    _check_counts(reply, order, asked)
+    reply = unpack_sum(message.content)
+    _check_counts(reply, order, 0 if order.clients is None else len(order.clients), theta)
     wanted = set(theta) if order.protection is None else reply.total.keys() & theta.keys()
     strange = set(reply.total) ^ wanted
     if strange:
         raise ValueError(f"unknown or missing parameters {sorted(strange)[:3]}")
-    if not 0 <= reply.sent <= asked * vector_bytes(shapes_of(theta, None)):
-        raise ValueError(f"invalid number of bytes, {reply.sent}, for {asked} clients")
+    _check_changes(reply.total, theta)
     for name, change in reply.total.items():
-        if not is_change(change, theta[name]):
-            raise ValueError(f"{name!r} has a wrong shape or is not finite")
         if isinstance(change, SparseUpdate) and abs(change.drift) > reply.weight:
             raise ValueError(
                 f"{name!r} drifts by {change.drift:.3g} with a weight of {reply.weight:g}"
             )
+
+    def scaled_sum(norms: Sizes, examples: Sizes) -> RecordDict:
+        fewer = examples.get(None, 1.0)
+        share = fewer if order.weighting == "examples" else 1.0
+        factor = norms.get(None, 1.0) * share
+        total = {name: scaled(change, factor) for name, change in reply.total.items()}
+        count = round(reply.examples * fewer)
+        return pack_sum(replace(reply, total=total, examples=count, weight=reply.weight * share))
+
+    if order.protection is not None:
+        return _Reply(message, ({}, {}), scaled_sum)
+    norm = _norm(reply.total, theta) / max(reply.weight, 1.0)
+    examples = reply.examples / max(reply.clients, 1)
+    return _Reply(message, ({None: norm}, {None: examples}), scaled_sum)
+
+
+def _norm(changes: Mapping[str, Change], theta: Mapping[str, np.ndarray]) -> float:
+    """Norm of changes, the drift of every row included."""
+    squares = 0.0
     with np.errstate(over="ignore"):
-        squares = sum(_squares(change, theta[name]) for name, change in reply.total.items())
-    return math.sqrt(squares) / max(reply.weight, 1.0), reply.examples / max(reply.clients, 1)
+        for name, change in changes.items():
+            if isinstance(change, SparseUpdate) and not change.drift:
+                values = change.values
+            else:
+                values = dense_change(change, theta[name])
+            squares += float(np.square(values, dtype=np.float64).sum())
+    return math.sqrt(squares)
 
 
-def _squares(change: Change, table: np.ndarray) -> float:
-    """Sum of squares of a change, including the drift of every row."""
-    if not isinstance(change, SparseUpdate) or not change.drift:
-        values = change.values if isinstance(change, SparseUpdate) else change
-        return float(np.square(values, dtype=np.float64).sum())
-    return float(np.square(change.dense(table)).sum())
-
-
-def _check_counts(reply: TrainSum, order: TrainOrder, asked: int) -> None:
-    if not all(0 <= count <= asked for count in (reply.clients, reply.losses, reply.unclipped)):
+def _check_counts(
+    reply: TrainSum, order: TrainOrder, asked: int, theta: Mapping[str, np.ndarray]
+) -> None:
+    if not all(0 <= count <= asked for count in (reply.clients, reply.losses)):
         raise ValueError(f"{reply.clients} clients, but {asked} were requested")
     if reply.examples < 0 or not abs(reply.loss) <= LARGEST_LOSS * max(reply.losses, 1):
         raise ValueError("invalid counts or losses")
@@ -270,54 +275,38 @@ def _check_counts(reply: TrainSum, order: TrainOrder, asked: int) -> None:
         raise ValueError(
             f"invalid weight {reply.weight} of {reply.clients} clients, {reply.examples} examples"
         )
+    if not 0 <= reply.sent <= asked * vector_bytes(shapes_of(theta, None)):
+        raise ValueError(f"invalid number of bytes, {reply.sent}, for {asked} clients")
 
 
-def _bounded_sum(reply: TrainSum, update: float, examples: float, *, weighted: bool) -> TrainSum:
-    """Scale a node's sum of updates, and the number of examples by which clients may be
-    weighted."""
-    share = examples if weighted else 1.0
-    return replace(
-        reply,
-        total={name: scaled(change, update * share) for name, change in reply.total.items()},
-        examples=round(reply.examples * examples),
-        weight=reply.weight * share,
-    )
+def _valid_mean(message: Message, theta: Mapping[str, np.ndarray]) -> _Reply:
+    """Check a reply in Flower's standard form: parameters, and a number of examples.
 
-
-# Replies in Flower's standard form: parameters, and a number of examples.
-
-
-def _size_of_mean(reply: Message, theta: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """Distance of a reply's parameters from the sent ones, and its number of examples."""
-    arrays = unpack_parameters(reply.content)
+    Raises:
+        ValueError: it does not match the order.
+    """
+    content = message.content
+    arrays = read_arrays(content)
     if list(arrays) != list(theta):
         raise ValueError("unknown or missing parameters")
-    squares = 0.0
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or not is_change(array, theta[name]):
-            raise ValueError(f"{name!r} has a wrong shape or is not finite")
-        with np.errstate(over="ignore"):
-            squares += float(np.square(array.astype(np.float64) - theta[name]).sum())
-    (metrics,) = reply.content.metric_records.values()
-    examples = metrics["num-examples"]
-    if not isinstance(examples, int | float) or not 0 <= examples < 1e12:
-        raise ValueError(f"invalid num-examples {examples!r}")
-    return math.sqrt(squares), float(examples)
+    _check_changes(arrays, theta)
+    (metrics,) = content.metric_records.values()
+    count = metrics["num-examples"]
+    if not isinstance(count, int | float) or not 0 <= count < 1e12:
+        raise ValueError(f"invalid num-examples {count!r}")
+    changes = {name: value.astype(np.float64) - theta[name] for name, value in arrays.items()}
 
+    def scaled_mean(norms: Sizes, examples: Sizes) -> RecordDict:
+        moved = {
+            name: (theta[name] + norms.get(None, 1.0) * change).astype(arrays[name].dtype)
+            for name, change in changes.items()
+        }
+        (key,) = content.array_records
+        content[key] = to_record(moved)
+        metrics["num-examples"] = round(count * examples.get(None, 1.0))
+        return content
 
-def _bound_mean(
-    reply: Message, theta: Mapping[str, np.ndarray], update: float, examples: float
-) -> None:
-    """Scale down, in place, the change of the parameters, and the number of examples; `theta` are
-    the sent parameters."""
-    moved = {
-        name: (theta[name] + update * (value.astype(np.float64) - theta[name])).astype(value.dtype)
-        for name, value in read_arrays(reply.content).items()
-    }
-    (key,) = reply.content.array_records
-    reply.content[key] = to_record(moved)
-    (metrics,) = reply.content.metric_records.values()
-    metrics["num-examples"] = round(float(metrics["num-examples"]) * examples)  # type: ignore[arg-type]
+    return _Reply(message, ({None: _norm(changes, theta)}, {None: float(count)}), scaled_mean)
 
 
 # The updates of single clients.
@@ -347,20 +336,22 @@ def sound_clients(
     return reply.take(np.flatnonzero(sound)), reply.clients[~sound].tolist()
 
 
-def _scaled_clients(reply: TrainEach, factors: np.ndarray) -> TrainEach:
-    """Scale the updates by the factor of each client, `float64 [C]`."""
+def _scaled_clients(reply: TrainEach, norms: Sizes, _: Sizes) -> RecordDict:
+    """Content of a reply with the updates scaled by the factor of each client."""
     updates = reply.updates
+    factors = np.array([norms.get(client, 1.0) for client in reply.clients.tolist()])
     of_rows = np.repeat(factors, np.diff(updates.requests.offsets))
+
+    def times(arrays: Mapping[str, np.ndarray], by: np.ndarray) -> dict[str, np.ndarray]:
+        return {
+            name: value * by.reshape(-1, *[1] * (value.ndim - 1)).astype(value.dtype)
+            for name, value in arrays.items()
+        }
+
     moved = ClientArrays(
-        updates.requests,
-        {name: _times(value, factors) for name, value in updates.values.items()},
-        {name: _times(value, of_rows) for name, value in updates.rows.items()},
+        updates.requests, times(updates.values, factors), times(updates.rows, of_rows)
     )
-    return replace(reply, updates=moved)
-
-
-def _times(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    return values * factors.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
+    return pack_each(replace(reply, updates=moved))
 
 
 def _check_clients(reply: TrainEach, asked: Sequence[int]) -> None:
@@ -387,13 +378,16 @@ def _check_parameters(updates: ClientArrays, theta: Mapping[str, np.ndarray]) ->
     for name, value in (updates.values | updates.rows).items():
         if value.shape != shapes[name] or value.dtype.kind != "f":
             raise ValueError(f"{name!r} has a wrong shape or type")
-    steps = np.diff(requests.items)
-    last = requests.offsets[1:-1] - 1  # from one client to the next, items may fall
-    steps[last[(last >= 0) & (last < len(steps))]] = 1
-    least = min((len(theta[name]) for name in updates.rows), default=np.inf)
     items = requests.items
-    if len(items) and ((steps <= 0).any() or items.min() < 0 or items.max() >= least):
+    rows = min((len(theta[name]) for name in updates.rows), default=_MOST_ROWS)
+    inside = (items >= 0) & (items < rows)
+    if not inside.all() or (np.diff(_owners(updates) * rows + items) <= 0).any():
         raise ValueError("unknown or duplicate rows")
+
+
+def _owners(updates: ClientArrays) -> np.ndarray:
+    """Index of the client of each row, `int64 [P]`."""
+    return np.repeat(np.arange(len(updates.requests.clients)), np.diff(updates.requests.offsets))
 
 
 def _squares_of_each(updates: ClientArrays) -> np.ndarray:
@@ -403,10 +397,9 @@ def _squares_of_each(updates: ClientArrays) -> np.ndarray:
     total = np.zeros(clients)
     for value in updates.values.values():
         total += np.square(value.reshape(clients, -1), dtype=np.float64).sum(axis=1)
-    owners = np.repeat(np.arange(clients), np.diff(updates.requests.offsets))
     for value in updates.rows.values():
         each = np.square(value.reshape(len(value), -1), dtype=np.float64).sum(axis=1)
-        total += np.bincount(owners, each, clients)
+        total += np.bincount(_owners(updates), each, clients)
     return total
 
 
@@ -414,14 +407,14 @@ def _squares_of_each(updates: ClientArrays) -> np.ndarray:
 
 
 def decompressed(
-    content: RecordDict, experiment: Experiment, order: TrainOrder, theta: Mapping[str, np.ndarray]
+    content: RecordDict, codec: Codec, order: TrainOrder, theta: Mapping[str, np.ndarray]
 ) -> RecordDict:
     """Replace the compressed updates in a node's reply by their sum; a reply with a sum is returned
     unchanged. Updates are clipped here too, if the node has not, and their bytes are counted here.
 
     Args:
         content: the reply, which is untrusted input.
-        experiment: defines the compression of updates.
+        codec: decodes updates.
         order: the node's order.
         theta: the sent parameters, by name, of any shapes.
 
@@ -430,33 +423,26 @@ def decompressed(
         Exception: an array is malformed.
     """
     reply = unpack_sum(content)
-    codec = Codec.of(experiment, order.round)
-    if reply.updates is None or codec is None:
+    if reply.updates is None:
         return content
-    _check_weights(reply.updates, order, reply.weight)
-    names = theta if order.protection is None else order.protection.names
-    updates = [
-        _decoded(codec, update, order, {name: theta[name] for name in names})
-        for update in reply.updates
-    ]
-    total = {
-        name: _sum([update[name] for update in updates if name in update], theta[name])
-        for name in names
-    }
-    sent = network_bytes(read_arrays(content))
-    return pack_sum(replace(reply, total=total, sent=sent, updates=None))
-
-
-def _check_weights(updates: Sequence[SentUpdate], order: TrainOrder, weight: float) -> None:
     most = 0 if order.clients is None else len(order.clients)
-    if len(updates) > most:
-        raise ValueError(f"updates of {len(updates)} clients, but {most} were requested")
-    shares = [update.share for update in updates]
+    if len(reply.updates) > most:
+        raise ValueError(f"updates of {len(reply.updates)} clients, but {most} were requested")
+    shares = [update.share for update in reply.updates]
     weighted = order.protection is None and order.weighting == "examples"
-    if weighted and not (min(shares, default=0.0) >= 0 and sum(shares) <= weight):
+    if weighted and not (min(shares, default=0.0) >= 0 and sum(shares) <= reply.weight):
         raise ValueError("weights of updates do not match those of the clients")
     if not weighted and any(share != 1 for share in shares):
         raise ValueError("weights of updates are not uniform")
+    names = list(theta) if order.protection is None else order.protection.names
+    tables = {name: theta[name] for name in names}
+    updates = [_decoded(codec, update, order, tables) for update in reply.updates]
+    total = {
+        name: _sum([update[name] for update in updates if name in update], table)
+        for name, table in tables.items()
+    }
+    sent = network_bytes(read_arrays(content))
+    return pack_sum(replace(reply, total=total, sent=sent, updates=None))
 
 
 def _decoded(
@@ -466,9 +452,7 @@ def _decoded(
     if strange:
         raise ValueError(f"unknown parameters {sorted(strange)[:3]}")
     update = codec.decoded(sent.payloads, {name: value.shape for name, value in theta.items()})
-    for name, change in update.items():
-        if not is_change(change, theta[name]):
-            raise ValueError(f"{name!r} has a wrong shape or is not finite")
+    _check_changes(update, theta)
     factor = sent.share
     if order.protection is not None:
         factor *= clip_factor(update, order.protection.clip)
@@ -479,14 +463,10 @@ def _sum(changes: Sequence[Change], table: np.ndarray) -> Change:
     """Sum of changes of a table `[...]`, in its type; sparse if less than half of it changed."""
     if not changes:
         return np.zeros_like(table)
-    total = changes[0]
-    for change in changes[1:]:
-        total = added(total, change, table)
-    if not isinstance(total, SparseUpdate):
-        return total.astype(table.dtype)
-    if 2 * len(total.rows) >= len(table):
-        return total.dense(table).astype(table.dtype)
-    return SparseUpdate(total.shape, total.rows, total.values.astype(table.dtype), total.drift)
+    total = reduce(partial(added, table=table), changes)
+    if isinstance(total, SparseUpdate) and 2 * len(total.rows) < len(table):
+        return replace(total, values=total.values.astype(table.dtype))
+    return dense_change(total, table).astype(table.dtype)
 
 
 # Metrics.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from fedrec.runtime.files import read_json, write_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from fedrec.runtime.shared_memory import finite
 from server.checkpoint import RunExtension
-from server.privacy.personal_budgets import NoiseFiles
+from server.privacy.personal_budgets import noise_file, read_noise, save_noise
 from server.privacy.phase_plans import PhasePlans, private_strategy
 from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
@@ -79,7 +79,6 @@ class Guard(RunExtension):
             budget=self.phases.budget,
             delta=self.phases.delta,
         )
-        self._noise = NoiseFiles(run)
         self._lost: set[str] = set()  # phases that lost the noise of earlier rounds
         self._beside: list[str] = []
         self._lines_before = 0  # lines of the ledger before the present round
@@ -88,11 +87,6 @@ class Guard(RunExtension):
                 "privacy mode 'reproducible': a simulation, not a release; noise can be computed"
                 " from the seed"
             )
-
-    @property
-    def delta(self) -> float:
-        """Largest delta of the phases' plans."""
-        return self.phases.delta
 
     def begin(self, rounds: int) -> None:
         """Check that the ledger has a charge if rounds were run before.
@@ -118,7 +112,15 @@ class Guard(RunExtension):
         first, *rest = self.phases.lines(report)
         again = self._charged_again()
         missing = self.run.experiment.rounds - rounds if self.why_stop(rounds + 1) else 0
-        interruption = _interruption(again, rounds, missing)
+        texts = []
+        if again:
+            texts.append(
+                "Charged again after an interruption, as earlier releases are not refunded:"
+                f" round {', '.join(map(str, again))}."
+            )
+        if missing:
+            texts.append(f"The budget ended the run after {rounds} of {rounds + missing} rounds.")
+        interruption = " ".join(texts)
         first = f"{first}{self._unit()}"
         words = [first, *filter(None, [interruption]), *self._beside, *rest]
         phases = {f"epsilon of {phase}": value for phase, value in report.phases.items()}
@@ -155,12 +157,12 @@ class Guard(RunExtension):
         return again
 
     def before_upload(self, round_number: int) -> None:
-        """Charge a round before its messages are sent if the clients' replies are the release:
-        without noise, or if clients add it. Central noise is charged by `DpFedAvg`.
+        """Charge a round before its messages are sent if clients add the noise, so that their
+        replies are the release. Central noise is charged by `DpFedAvg`.
         """
         self._lines_before = len(self.ledger.charges)
         phase = self._phase(round_number)
-        if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
+        if self.plans[phase].client_noise_scale:
             self._charge(round_number)
         self._check_joined(phase)
 
@@ -223,18 +225,15 @@ class Guard(RunExtension):
         if not any(line.round_number == round_number and line.event in planned for line in lines):
             raise RunError(
                 f"round {round_number} was not charged, so its result may not be used",
-                expected=f"a line for round {round_number} in {self.ledger.path}, with the planned"
-                " event",
+                expected=f"a line in {self.ledger.path} with the planned event",
                 got=f"{len(lines)} lines since its messages were sent",
-                fix=(
-                    f"strategy {type(self.strategy).__name__!r} has to aggregate by"
-                    " CohortStrategy.aggregate_train; the previous checkpoint is intact"
-                ),
+                fix=f"strategy {type(self.strategy).__name__!r} has to aggregate by"
+                " CohortStrategy.aggregate_train; the previous checkpoint is intact",
             )
 
     def epsilon(self) -> float:
         """Epsilon spent so far."""
-        return self.ledger.spent(self.delta).epsilon
+        return self.ledger.spent(self.phases.delta).epsilon
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
         """Compare the noise with the signal, see `PhasePlans.noise_lines`."""
@@ -266,7 +265,7 @@ class Guard(RunExtension):
         state = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
         noise = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
         if noise:
-            self._noise.save(self._charges, add_prefix(noise))
+            save_noise(self.run, self._charges, add_prefix(noise))
         return {**state, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property
@@ -289,10 +288,7 @@ class Guard(RunExtension):
                 expected=f"at least {charges} charges, as the newest checkpoint says"
                 + (f", and epsilon {spent:.6g}" if spent else ""),
                 got=f"{self._charges}, and epsilon {self.epsilon():.6g}",
-                fix=(
-                    "restore the file from a backup; without it the privacy spent is unknown, and a"
-                    " resumed run would report too little"
-                ),
+                fix="restore the file from a backup; without it the privacy spent is unknown",
             )
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
@@ -313,13 +309,13 @@ class Guard(RunExtension):
         """Noise that later rounds cancel, at the checkpoint with `charges` charges. If its file is
         missing, as after a finished run, noise is drawn anew and charged once more."""
         keeping = [phase for phase, part in self._guarded() if part.keeps_noise]
-        noise = self._noise.read(charges) if keeping else {}
+        noise = read_noise(self.run, charges) if keeping else {}
         if noise is None:
             self._lost.update(keeping)
             log.warning(
                 "%s is missing, as after a finished run: noise of further rounds is drawn anew, and"
                 " all rounds of phase %s are charged once more",
-                self._noise.file(charges),
+                noise_file(self.run, charges),
                 ", ".join(keeping),
             )
         return noise or {}
@@ -330,22 +326,3 @@ class Guard(RunExtension):
             for phase, part in self.strategy.phases().items()
             if part.privacy is not None
         ]
-
-
-def _interruption(again: Sequence[int], rounds: int, missing: int) -> str:
-    """Sentences about charges for repeated rounds, and rounds that the budget did not cover.
-
-    Args:
-        again: the round of each charge for a repeated round.
-        rounds: rounds that were run.
-        missing: rounds that the budget did not cover.
-    """
-    texts = []
-    if again:
-        texts.append(
-            "Charged again after an interruption, as earlier releases are not refunded:"
-            f" round {', '.join(map(str, again))}."
-        )
-    if missing:
-        texts.append(f"The budget ended the run after {rounds} of {rounds + missing} rounds.")
-    return " ".join(texts)

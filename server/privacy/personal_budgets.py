@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import io
 import logging
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import append_durably, open_atomically, write_atomically
-from server.checkpoint import RunExtension
+from server.checkpoint import DAMAGE, RunExtension
 from strategies.base import Cohorts, CohortStrategy
 
 if TYPE_CHECKING:
@@ -60,7 +58,6 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     if run.experiment.hides_cohorts:
         raise ExperimentError(
             "uploads of single users cannot be counted where cohorts are secret",
-            expected="no [privacy] table with mode = 'secure' with users' own noise",
             fix="leave out [privacy] and set step.noise = 'secure'",
         )
     return PersonalAccounts(
@@ -78,7 +75,6 @@ def check_no_phases(experiment: Experiment) -> None:
     if len(phases) > 1:
         raise ExperimentError(
             "users' own budgets do not cover the uploads of other phases",
-            expected="a strategy without phases for a step with users' own noise",
             got=f"{experiment.strategy.name!r} with {', '.join(phase.name for phase in phases)}",
             fix="set strategy.name = 'reptile', or choose a step without users' own noise",
         )
@@ -241,62 +237,51 @@ def uploads_in(file: Path) -> list[int]:
 # interruption starts with the same noise. The files are in `private/` of the run folder, readable
 # by their owner only; a finished run keeps none (`fedrec.runs.folder`).
 
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
-"""Errors from reading a damaged file."""
+
+def noise_file(run: RunFolder, charges: int) -> Path:
+    """File of the noise of the checkpoint with `charges` charges in the ledger."""
+    return run.path / "private" / f"noise-{charges:09d}.npz"
 
 
-class NoiseFiles:
-    """Files of the noise of a run's checkpoints.
+def save_noise(run: RunFolder, charges: int, noise: Mapping[str, np.ndarray]) -> None:
+    """Write the noise of a checkpoint, before the checkpoint itself, and delete that of deleted
+    checkpoints.
 
     Args:
         run: the run folder.
+        charges: number of charges in the ledger at this checkpoint.
+        noise: named arrays.
+
+    Raises:
+        RunError: it cannot be written; the earlier files are intact.
     """
+    file = noise_file(run, charges)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.parent.chmod(0o700)
+    with open_atomically(file, mode=0o600) as opened:
+        np.savez(opened, **noise)  # pyright: ignore[reportArgumentType]
+    # one more than there are checkpoints, as the new one is not yet written
+    for old in sorted(file.parent.glob("noise-*.npz"))[: -run.experiment.checkpoint.keep - 1]:
+        old.unlink()
 
-    def __init__(self, run: RunFolder) -> None:
-        self.run = run
 
-    def file(self, charges: int) -> Path:
-        """File of the checkpoint with `charges` charges in the ledger."""
-        return self.run.path / "private" / f"noise-{charges:09d}.npz"
+def read_noise(run: RunFolder, charges: int) -> dict[str, np.ndarray] | None:
+    """Read the noise of the checkpoint with `charges` charges; None without a file.
 
-    def save(self, charges: int, noise: Mapping[str, np.ndarray]) -> None:
-        """Write the noise of a checkpoint, before the checkpoint itself, and delete that of deleted
-        checkpoints.
-
-        Args:
-            charges: number of charges in the ledger at this checkpoint.
-            noise: named arrays.
-
-        Raises:
-            RunError: it cannot be written; the earlier files are intact.
-        """
-        file = self.file(charges)
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.parent.chmod(0o700)
-        with open_atomically(file, mode=0o600) as opened:
-            np.savez(opened, **noise)  # pyright: ignore[reportArgumentType]
-        # one more than there are checkpoints, as the new one is not yet written
-        files = sorted(file.parent.glob("noise-*.npz"))
-        for old in files[: -self.run.experiment.checkpoint.keep - 1]:
-            old.unlink()
-
-    def read(self, charges: int) -> dict[str, np.ndarray] | None:
-        """Read the noise of the checkpoint with `charges` charges; None without a file.
-
-        Raises:
-            RunError: the file is damaged.
-        """
-        file = self.file(charges)
-        try:
-            with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
-                return dict(archive)
-        except FileNotFoundError:
-            return None
-        except _DAMAGE as error:
-            raise RunError(
-                f"{file} is damaged",
-                expected="the noise of earlier rounds, as written by fedrec",
-                got=f"{type(error).__name__}: {error}",
-                fix="restore it from a backup, or delete it: later noise is then drawn anew, and"
-                " all rounds of its phase are charged once more",
-            ) from None
+    Raises:
+        RunError: the file is damaged.
+    """
+    file = noise_file(run, charges)
+    try:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
+            return dict(archive)
+    except FileNotFoundError:
+        return None
+    except DAMAGE as error:
+        raise RunError(
+            f"{file} is damaged",
+            expected="the noise of earlier rounds, as written by fedrec",
+            got=f"{type(error).__name__}: {error}",
+            fix="restore it from a backup, or delete it: later noise is then drawn anew, and"
+            " all rounds of its phase are charged once more",
+        ) from None

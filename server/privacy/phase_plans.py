@@ -21,7 +21,7 @@ from fedrec.experiment.phases import contributions_of, phase_at
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.events import CorrelatedRounds, Event, Volunteered
+from fedrec.privacy.accounting.events import CorrelatedRounds, Event
 from fedrec.privacy.accounting.sampling import FixedSize, Full
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
@@ -43,15 +43,12 @@ class PhasePlans:
         events: event charged for a round of each phase; with correlated noise, the first round for
             all.
         order: phase of each round of the experiment, from round 1.
-        volunteers: for each phase without noise, a description of the clients who agreed to it and
-            are its only participants.
     """
 
     config: PrivacyConfig
     plans: dict[str, Plan]
     events: dict[str, Event]
     order: tuple[str, ...]
-    volunteers: dict[str, str]
 
     @classmethod
     def of(
@@ -101,19 +98,9 @@ class PhasePlans:
             )
             for phase, part in parts.items()
         }
-        volunteers = {
-            phase.name: f"{len(parts[phase.name].cohorts.clients)} {phase.volunteers}"
-            for phase in schedule
-            if phase.volunteers and not config.covers(phase.name)
-        }
-        events = {
-            phase: Volunteered(volunteers[phase], phase)
-            if phase in volunteers
-            else plan.event(phase)
-            for phase, plan in plans.items()
-        }
+        events = {phase: plan.event(phase) for phase, plan in plans.items()}
         _check_consecutive(events, order)
-        return cls(config, plans, events, order, volunteers)
+        return cls(config, plans, events, order)
 
     @classmethod
     def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
@@ -139,7 +126,7 @@ class PhasePlans:
     def protect(
         self, strategy: CohortStrategy, source: NoiseSource, charge: Callable[[int], None]
     ) -> None:
-        """Make the rounds of all phases with noise differentially private.
+        """Make the rounds of all phases differentially private.
 
         Args:
             strategy: the strategy of the plans.
@@ -150,8 +137,7 @@ class PhasePlans:
             ExperimentError: a phase's strategy cannot be made private.
         """
         for phase, part in strategy.phases().items():
-            if self.config.covers(phase):
-                protect(part, DpFedAvg(self.plans[phase], phase, source, charge))
+            protect(part, DpFedAvg(self.plans[phase], phase, source, charge))
 
     @property
     def delta(self) -> float:
@@ -160,9 +146,8 @@ class PhasePlans:
 
     @property
     def budget(self) -> float | None:
-        """Largest epsilon after any round; None if a phase runs without noise, which no budget
-        covers."""
-        return None if self._uncovered else next(iter(self.plans.values())).budget
+        """Largest epsilon after any round; None: no limit."""
+        return next(iter(self.plans.values())).budget
 
     def paid_rounds(self) -> int:
         """Number of rounds that the budget covers; further rounds are not run."""
@@ -184,8 +169,7 @@ class PhasePlans:
 
     def report(self, accountant: Accountant) -> Report:
         """Report of an accountant, with the best known attack and the caveats of all plans."""
-        others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
-        lines = dict.fromkeys(line for plan in others for line in caveats(plan))
+        lines = dict.fromkeys(line for plan in self.plans.values() for line in caveats(plan))
         attackable = self.config.noise_multiplier != 0
         return accountant.epsilon(self.delta, attack=attackable, caveats=lines)
 
@@ -194,29 +178,15 @@ class PhasePlans:
         first, *rest = statement.lines(report, self.config.adjacency)
         if self.config.mode == "reproducible":
             first = f"{first} {SIMULATION}"
-        without = ", ".join(self._uncovered)
-        given = [
-            f"Total epsilon is infinite; epsilon of {phase} given {without} is {value:.4g}."
-            for phase, value in report.phases.items()
-            if without and self.config.covers(phase)
-        ]
-        trained = [
-            f"Phase {phase} has no noise and trains on {who}, who have no guarantee."
-            for phase, who in self.volunteers.items()
-        ]
-        return [first, *reversed(given), *reversed(trained), *rest]
+        return [first, *rest]
 
     def phase_lines(self) -> Iterator[str]:
         """Describe each phase in a line, and the rounds that the budget does not cover."""
         paid = self.paid_rounds()
         for phase, rounds in Counter(self.order[:paid]).items():
             plan = self.plans[phase]
-            noisy = self.config.covers(phase)
-            yield f"Phase {phase}: {rounds} round{'s' if rounds > 1 else ''}, {_drawn(plan)}; " + (
-                _noise(plan)
-                if noisy
-                else "no noise, so no guarantee for the users whose data it trains on."
-            )
+            many = "s" if rounds > 1 else ""
+            yield f"Phase {phase}: {rounds} round{many}, {_drawn(plan)}; {_noise(plan)}"
         if paid < len(self.order):
             yield (
                 f"The budget of epsilon {self.budget:g} covers {paid} of {len(self.order)} rounds."
@@ -228,17 +198,7 @@ class PhasePlans:
         return [
             line
             for phase in dict.fromkeys(self.order)
-            if self.config.covers(phase)
             for line in _noise_and_signal(phase, self.plans[phase], theta)
-        ]
-
-    @property
-    def _uncovered(self) -> list[str]:
-        """Phases without noise whose clients have not agreed to it."""
-        return [
-            phase
-            for phase in self.plans
-            if not self.config.covers(phase) and phase not in self.volunteers
         ]
 
     def _accountant(self, rounds: int) -> Accountant:
@@ -334,7 +294,6 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
         if phase not in parts:
             raise ExperimentError(
                 f"unknown phase {phase!r}",
-                expected="phases of the strategy in privacy.phases",
                 fix=did_you_mean(phase, parts),
             )
     for phase, part in parts.items():

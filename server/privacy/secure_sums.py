@@ -149,10 +149,7 @@ class SecureSums:
         if order.clients is None or order.each:
             raise ExperimentError(
                 "a training order requests more than a sum of updates",
-                expected="an order that names clients and requests their sum",
-                fix=(
-                    "leave out secure-aggregation, or choose an additive strategy such as 'reptile'"
-                ),
+                fix="leave out secure-aggregation, or set strategy.name = 'reptile'",
             )
         record = content.array_records[ARRAYS]
         theta = zero_copy_arrays(record)  # before the record is sent, and converted to bytes

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fedrec.data.population import Population
 
 
+LENGTH = 10
+"""Length of lists, without items of the user's real training rows."""
+
+
 class AttributeConfig(Config):
     """Settings of attribute inference."""
 
@@ -31,8 +35,6 @@ class AttributeConfig(Config):
     last."""
     folds: int = Field(default=5, ge=2)
     """Number of cross-validation folds over users."""
-    length: int = Field(default=10, ge=1)
-    """Length of lists, without items of the user's real training rows."""
 
 
 class Attribute(Attack):
@@ -81,12 +83,12 @@ class Attribute(Attack):
         """Descriptions of users as the attacker sees them, `float32 [users, columns]`."""
         from fedrec.attacks.membership import one_hot
 
-        config = self.config
+        source = self.config.source
         items = attacked.population.interactions.num_items
-        if config.source == "updates":
+        if source == "updates":
             return np.stack(list(attacked.target.updates(users)))
-        if config.source == "recommendations":
-            return one_hot(attacked.target.lists(users, config.length, as_shown=True), items)
+        if source == "recommendations":
+            return one_hot(attacked.target.lists(users, LENGTH, as_shown=True), items)
         profiles = np.zeros((len(users), items), dtype=np.float32)
         for row, user in zip(profiles, users.tolist(), strict=True):
             row[attacked.population.client(user).items] = 1.0

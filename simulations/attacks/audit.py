@@ -29,15 +29,10 @@ if TYPE_CHECKING:
     from fedrec.runs.folder import RunFolder
 
 
+SIGNIFICANCE = 0.05
+"""Probability of a wrong FAIL."""
 _COLUMNS = (
-    "run",
-    "phase",
-    "observer",
-    "one-run bound",
-    "GDP bound",
-    "estimate",
-    "95 % interval",
-    "claimed epsilon",
+    "run, phase, observer, one-run bound, GDP bound, estimate, 95 % interval, claimed epsilon"
 )
 
 
@@ -61,8 +56,6 @@ class AuditConfig(Config):
     """Number of runs."""
     overshoot: float = Field(default=10.0, gt=0)
     """Norm of the canaries' updates in units of S, to test clipping."""
-    significance: float = Field(default=0.05, ge=1e-9, le=0.5)
-    """Probability of a wrong FAIL."""
 
     @model_validator(mode="after")
     def _is_a_whole_claim(self) -> Self:
@@ -121,7 +114,7 @@ class CanaryAudit(Attack):
             for number, system in enumerate(attacked.systems.values())
             for phase in self._audited(attacked, system.run, number)
         ]
-        result = audit(audited, significance=self.config.significance, seed=self.seed)
+        result = audit(audited, significance=SIGNIFICANCE, seed=self.seed)
         lines = [check.line(run.label) for run in result.runs for check in run.checks]
         return AttackOutcome(
             result, result.table(), _rows(result), lines, result.verdict, result.reasons()
@@ -202,7 +195,7 @@ class CanaryAudit(Attack):
 
 def _rows(audit: Audit) -> list[list[str]]:
     """Rows by run and observer: bounds, estimate, and the claimed epsilon."""
-    rows: list[list[str]] = [list(_COLUMNS)]
+    rows: list[list[str]] = [[*_COLUMNS.split(", ")]]
     for run in audit.runs:
         for score in run.scores:
             estimate = score.estimate

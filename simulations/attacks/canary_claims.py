@@ -277,25 +277,22 @@ def check_auditable(experiment: Experiment, *, stated: bool) -> None:
     strategy = resolve(STRATEGY, experiment.strategy.name)
     phased = issubclass(strategy, CohortStrategy) and strategy.phases is not CohortStrategy.phases
     still = experiment.privacy is None and rate_of(experiment)(experiment.rounds) <= 0
-    rules = [
-        (experiment.engine.name == "flower", "the engine flower", "--engine serial"),
-        (
+    rules = {
+        "the engine flower": (experiment.engine.name == "flower", "--engine serial"),
+        "late or unavailable clients": (
             experiment.known_cohorts,
-            "late or unavailable clients",
             "audit the experiment without [closing], [asynchronous] and device availability",
         ),
-        (
+        "a single claim for a strategy with several phases": (
             stated and phased,
-            "a single claim for a strategy with several phases",
             "add [privacy] and leave out --clip and --noise-std",
         ),
-        (
+        "final rounds with a server rate of 0, in which the parameters do not change": (
             stated and still,
-            "final rounds with a server rate of 0, in which the parameters do not change",
             f"--set strategy.anneal-rounds={experiment.rounds}",
         ),
-    ]
-    for applies, problem, fix in rules:
+    }
+    for problem, (applies, fix) in rules.items():
         if applies:
             raise ExperimentError(f"an audit does not support {problem}", fix=fix)
 
@@ -318,8 +315,7 @@ def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
             fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
         )
     _check_claim(experiment.privacy)
-    plans = PhasePlans.before_a_run(experiment, np.arange(clients)).plans
-    return {phase: plan for phase, plan in plans.items() if experiment.privacy.covers(phase)}
+    return PhasePlans.before_a_run(experiment, np.arange(clients)).plans
 
 
 def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> PrivacyClaim:
@@ -379,30 +375,14 @@ def expected_cohort(experiment: Experiment, clients: int) -> float:
 
 def _check_claim(privacy: PrivacyConfig) -> None:
     """Check that the audit's statistics cover the claim."""
-    rules = [
-        (
-            "adjacency",
-            privacy.adjacency != "replace-one",
-            "replace-one: the other sign of a canary is another client",
-        ),
-        ("mechanism", not isinstance(privacy.noise(), Gaussian | Banded), "gaussian or banded"),
-        (
-            "placement",
-            privacy.placement == "local",
-            "central or distributed: the audit observes sums",
-        ),
-        (
-            "mode",
-            privacy.mode == "secure",
-            "reproducible: the cohorts must be known to the audit",
-        ),
-        (
-            "adaptive-clip",
-            privacy.adaptive_clip is not None,
-            "none: the clip norm must be fixed",
-        ),
-    ]
-    for key, broken, expected in rules:
+    rules = {
+        # the other sign of a canary is another client
+        "adjacency": (privacy.adjacency != "replace-one", "replace-one"),
+        "mechanism": (not isinstance(privacy.noise(), Gaussian | Banded), "gaussian or banded"),
+        "placement": (privacy.placement == "local", "central or distributed, as it observes sums"),
+        "mode": (privacy.mode == "secure", "reproducible, as the cohorts must be known"),
+    }
+    for key, (broken, expected) in rules.items():
         if broken:
             raise ExperimentError(
                 f"an audit does not support this value of 'privacy.{key}'",

@@ -76,16 +76,16 @@ class Members(Split):
         return replace(partition, training_clients=users[chosen])
 
 
-def shadow_parts(
-    users: np.ndarray, *, shadow_users: int, used: float, members: float, seed: int
-) -> list[np.ndarray]:
+_USED = 0.8  # share of the shadow users that train the shadow system
+_MEMBERS = 0.5  # share of the other users that train the target system
+
+
+def shadow_parts(users: np.ndarray, shadow_users: int, seed: int) -> list[np.ndarray]:
     """Divide users for the attack of PrivRec (section 4.6).
 
     Args:
         users: `int64 [users]`, all users.
         shadow_users: number of shadow users of the attacker (paper: 1000).
-        used: share of these that train the shadow system (paper: .8).
-        members: share of the remaining users that train the target system (paper: .5).
         seed: seed of the stream `"attack-shadow"`.
 
     Returns:
@@ -97,9 +97,9 @@ def shadow_parts(
     """
     shuffled = stream(seed, "attack-shadow").permutation(np.sort(users))
     cuts = [
-        round(used * shadow_users),
+        round(_USED * shadow_users),
         shadow_users,
-        shadow_users + round(members * (len(users) - shadow_users)),
+        shadow_users + round(_MEMBERS * (len(users) - shadow_users)),
     ]
     parts = np.split(shuffled, cuts) if shadow_users < len(users) else []
     if not parts or any(len(part) == 0 for part in parts):
@@ -113,20 +113,8 @@ def shadow_parts(
 
 
 def half_memberships(users: int, runs: int, seed: int) -> np.ndarray:
-    """Members of each shadow system, `bool [runs, users]`; every user trains exactly half of the
-    systems.
-
-    Raises:
-        ExperimentError: the number of runs is odd or below 4 (both halves need a mean and a
-            variance).
-    """
-    if runs < 4 or runs % 2:
-        raise ExperimentError(
-            "wrong number of shadow systems",
-            expected="an even number, at least 4",
-            got=str(runs),
-            fix="--shadows 16",
-        )
+    """Members of each of an even number of shadow systems, `bool [runs, users]`; every user trains
+    exactly half of the systems."""
     order = stream(seed, "attack-halves").random((runs, users)).argsort(axis=0)
     return order.argsort(axis=0) < runs // 2
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # `fedrec.attacks.membership` has the forest, and lists what the paper leaves open.
 
 _SHADOW = "shadow"
+_LENGTH = 10  # of the recommendation lists
 
 
 class PrivRecAttackConfig(MembershipConfig):
@@ -35,12 +36,6 @@ class PrivRecAttackConfig(MembershipConfig):
 
     shadow_users: int = Field(default=1000, ge=1)
     """Number of shadow users, with data known to the attacker."""
-    used: float = Field(default=0.8, gt=0, lt=1)
-    """Share of the shadow users that train the shadow system."""
-    members: float = Field(default=0.5, gt=0, lt=1)
-    """Share of the other users that train the target system."""
-    length: int = Field(default=10, ge=1)
-    """Length of the recommendation lists."""
     trees: int = Field(default=100, ge=1)
     """Number of trees in the random forest."""
     judged: int = Field(default=200, ge=0)
@@ -83,14 +78,13 @@ class PrivRecAttack(MembershipAttack):
         data = population.interactions
         popularity = np.bincount(items, minlength=data.num_items)
         describer = Describer(data.user_features, data.item_features, popularity)
-        length = self.config.length
         forest = train_forest(
-            describer.describe(known, shadow.lists(known, length)),
+            describer.describe(known, shadow.lists(known, _LENGTH)),
             np.isin(known, shadow.members),
             seed=self.seed,
             trees=self.config.trees,
         )
-        lists = attacked.target.lists(attacked.users, length)
+        lists = attacked.target.lists(attacked.users, _LENGTH)
         there = describer.describe(attacked.users, lists)
         # equal descriptions cannot be distinguished
         self.details["descriptions"] = len(np.unique(there, axis=0))
@@ -101,14 +95,7 @@ class PrivRecAttack(MembershipAttack):
         return 0.5
 
     def _parts(self, attacked: Attacked) -> list[np.ndarray]:
-        config = self.config
-        return shadow_parts(
-            attacked.users,
-            shadow_users=config.shadow_users,
-            used=config.used,
-            members=config.members,
-            seed=self.seed,
-        )
+        return shadow_parts(attacked.users, self.config.shadow_users, self.seed)
 
 
 # The attack by fit (Yeom et al. 2018, section 3): a user whom the system fits well is called a
@@ -144,8 +131,9 @@ class Fit(MembershipAttack):
 class LiraConfig(MembershipConfig):
     """Settings of the likelihood-ratio attack."""
 
-    shadows: int = Field(default=16)
-    """Number of shadow systems: even, at least 4."""
+    shadows: int = Field(default=16, ge=4, multiple_of=2)
+    """Number of shadow systems; every user trains half of them, and both halves need a mean and a
+    variance."""
 
 
 class Lira(Fit):
@@ -157,11 +145,7 @@ class Lira(Fit):
     config: LiraConfig
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """Runs for the attack: the target, and shadow systems of half of the users each.
-
-        Raises:
-            ExperimentError: the number of shadow systems is wrong.
-        """
+        """Runs for the attack: the target, and shadow systems of half of the users each."""
         masks = half_memberships(len(attacked.users), self.config.shadows, self.seed)
         shadows = {
             f"shadow-{number:03d}": AttackRun(mask, attacked.seed_of("attack-run", number))

@@ -17,7 +17,7 @@ import click
 import typer
 import typer.core
 
-from fedrec.errors import DataError, FedrecError, RunError
+from fedrec.errors import FedrecError, RunError
 from simulations.cli.options import command_of
 from simulations.flower_commands import disable_telemetry
 
@@ -156,35 +156,22 @@ def main() -> None:
 
 @contextmanager
 def _unusable_files_told() -> Iterator[None]:
-    """Turn the operating system's errors about paths (too long, with a zero byte or through a file)
-    and about missing or protected files into errors that the user can fix."""
+    """Turn the operating system's errors about files (missing, protected, on a full disk, with an
+    impossible path) into an error that the user can fix."""
     try:
         yield
-    except OSError as error:
-        name = f"{str(error.filename)[:100]!r}"
-        problem = {errno.ENAMETOOLONG: "is too long", errno.ENOTDIR: "leads through a file"}
-        if os.environ.get(DEBUG) or (error.filename is None and error.errno not in _OF_DISKS):
+    except (OSError, ValueError) as error:
+        name = getattr(error, "filename", None)
+        of_files = name is not None or getattr(error, "errno", None) in _OF_DISKS
+        zero_byte = "embedded null" in str(error)  # Python's text for paths with one
+        if os.environ.get(DEBUG) or not (of_files or zero_byte):
             raise
-        if error.errno in problem:
-            raise _impossible(problem[error.errno], name) from None
+        reason = getattr(error, "strerror", None) or str(error)
         raise RunError(
             "a file or folder cannot be used",
-            got=f"{error.strerror}" + (f": {name}" if error.filename is not None else ""),
+            got=reason + (f": {str(name)[:100]!r}" if name is not None else ""),
             fix="check its name, its permissions and its disk",
         ) from None
-    except ValueError as error:
-        if "embedded null" not in str(error):  # Python's text for paths with a zero byte
-            raise
-        raise _impossible("has a zero byte", str(error)) from None
-
-
-def _impossible(problem: str, got: str) -> DataError:
-    return DataError(
-        f"a path {problem}",
-        expected="a valid path of a file or folder",
-        got=got,
-        fix="choose another path",
-    )
 
 
 @contextmanager

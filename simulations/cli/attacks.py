@@ -13,11 +13,21 @@ import click
 import typer
 import typer.core
 
+from fedrec.components.registry import ATTACK, available_names, resolve
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.runs.ids import default_folder
 from simulations.cli import options
-from simulations.cli.options import AsJson, Named, command_of, overrides_of, setting_option
+from simulations.cli.options import (
+    AsJson,
+    Named,
+    command_of,
+    command_with,
+    overrides_of,
+    setting_option,
+)
 
 if TYPE_CHECKING:
-    from fedrec.errors import FedrecError
     from simulations.attacks.base import AttackOutcome
 
 AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
@@ -34,9 +44,6 @@ _COLOURS = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typ
 def attack(
     ctx: typer.Context,
     experiment: Named,
-    settings: Annotated[
-        list[str] | None, typer.Option("--with", "-w", help="A setting: --with signal=positives")
-    ] = None,
     overrides: Annotated[list[str] | None, options.overrides(_KEY)] = None,
     engine: Annotated[str | None, setting_option("engine.name")] = None,
     output: Annotated[Path | None, options.output(_FOLDER)] = None,
@@ -44,23 +51,17 @@ def attack(
     quiet: Annotated[bool, options.quiet("Hide progress.")] = False,
 ) -> None:
     """Attack an experiment; the exit status is 1 if a claim is refuted."""
-    from fedrec.experiment.loading import load
-    from fedrec.experiment.sections import override
-    from fedrec.runs.ids import default_folder
     from server.callbacks.progress import Progress
     from simulations.attacks.base import run_attack
 
     name = str(ctx.command.name)
-    chosen = dict(ctx.obj or {})
-    for text in settings or []:
-        chosen = override(chosen, text)
     loaded = load(experiment, [*(overrides or []), *overrides_of({"engine.name": engine})])
     default = default_folder(loaded)
     folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
     progress = Progress()
     try:
         callbacks = [] if quiet or as_json else [progress]
-        outcome = run_attack(loaded, {**chosen, "name": name}, folder, callbacks)
+        outcome = run_attack(loaded, {**(ctx.obj or {}), "name": name}, folder, callbacks)
     finally:
         progress.close()
     if as_json:
@@ -94,15 +95,7 @@ def _print(outcome: AttackOutcome, folder: Path) -> None:
             typer.secho(f"  {reason}", fg=colour, err=outcome.verdict == "FAIL")
 
 
-class AttackCommand(typer.core.TyperCommand):
-    """Command that runs the attack of its name."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Arguments, options for the attack's settings, and common options."""
-        from simulations.cli.options import options_of
-
-        first, *others = super().get_params(ctx)
-        return [first, *options_of(_class_of(str(self.name)).Config), *others]
+AttackCommand = command_with(lambda name: resolve(ATTACK, name).Config)
 
 
 class AttackGroup(typer.core.TyperGroup):
@@ -110,16 +103,11 @@ class AttackGroup(typer.core.TyperGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the attacks."""
-        from fedrec.components.registry import ATTACK, available_names
-
         return available_names(ATTACK)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Command of an attack by name or by module and class; an unknown or broken attack has a
         command that raises its error."""
-        from fedrec.components.registry import ATTACK, resolve
-        from fedrec.errors import ExperimentError
-
         try:
             about = inspect.getdoc(resolve(ATTACK, cmd_name)) or ""
         except ExperimentError as error:
@@ -127,18 +115,8 @@ class AttackGroup(typer.core.TyperGroup):
         short = " ".join(about.partition("\n\n")[0].split())
         return command_of(attack, cmd_name, short, cls=AttackCommand, help=about)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve `fedrec attack run NAME` as `fedrec attack NAME`."""
-        named = args[1:] if args[0] == "run" else args
-        if not named or named[0] in ctx.help_option_names:
-            typer.echo(ctx.get_help())
-            ctx.exit()
-        return super().resolve_command(ctx, named)
 
-
-def _broken(name: str, error: FedrecError) -> click.Command:
+def _broken(name: str, error: ExperimentError) -> click.Command:
     """Command that raises an error for any arguments."""
 
     def fail() -> None:
@@ -155,9 +133,3 @@ app = options.group(
     callback=lambda: None,
 )
 audit = command_of(attack, "audit", "Test a privacy claim.", cls=AttackCommand, help=AUDIT)
-
-
-def _class_of(name: str) -> type:
-    from fedrec.components.registry import ATTACK, resolve
-
-    return resolve(ATTACK, name)

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import typer
 from rich.console import Console
@@ -23,20 +21,18 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedrec.components.registry import DATASET, available, builtin_names, resolve
+from fedrec.components.registry import DATASET, available, resolve
 from fedrec.data.download import fetch as download
 from fedrec.data.download import import_data
 from fedrec.data.perturbation import Perturbed, perturbation_of
-from fedrec.data.population import Population, read_interactions
+from fedrec.data.population import Population
 from fedrec.data.reader import Reader, data_directory
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import override
-from fedrec.models.priors import read_glove
 from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
-from fedrec.privacy.personal import PriorsConfig
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import check_ids
 from fedrec.runtime.files import write_atomically
@@ -51,13 +47,7 @@ app = typer.Typer(
 )
 
 
-def _names(incomplete: str) -> list[str]:
-    return [name for name in builtin_names(DATASET) if name.startswith(incomplete)]
-
-
-Name = Annotated[
-    str, typer.Argument(help="Name of a dataset, see `fedrec data list`.", autocompletion=_names)
-]
+Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec data list`.")]
 Settings = Annotated[
     list[str] | None, options.overrides("Setting of the reader, such as unit=pairs; may repeat.")
 ]
@@ -72,8 +62,10 @@ def list_datasets() -> None:
     for name, cls in available(DATASET):
         if isinstance(cls, type):
             reader: Reader = cls(name, cls.Config())
-            fetchable = "yes" if reader.source is not None and reader.source.archives else "no"
-            table.add_row(name, _presence(reader), fetchable, reader.title)
+            source = reader.source
+            here = "yes" if source is not None and reader.default_folder().exists() else "no"
+            fetchable = "yes" if source is not None and source.archives else "no"
+            table.add_row(name, "-" if source is None else here, fetchable, reader.title)
     console = Console()
     console.print(table)
     console.print(f"data directory: {data_directory()}", highlight=False)
@@ -87,11 +79,14 @@ def fetch(name: Name) -> None:
     if source is None:
         raise DataError(f"{name!r} is not a published dataset", fix="set dataset.path to your file")
     typer.echo(f"{name}: {source.licence} ({source.page})", err=True)
-    typer.echo(
-        _with_bar(
-            lambda progress: download(name, source, reader.default_folder(), progress=progress)
-        )
-    )
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("download")
+
+        def progress(done: int, size: int) -> None:
+            bars.update(task, completed=done, total=size)
+
+        typer.echo(download(name, source, reader.default_folder(), progress=progress))
 
 
 @app.command("import")
@@ -117,11 +112,9 @@ def info(name: Name, settings: Settings = None) -> None:
         f" {'yes' if data.times is not None else 'no'}"
     )
     if data.ratings is not None:
-        values, counts = np.unique(data.ratings, return_counts=True)
-        shown = ", ".join(
-            f"{value:g}: {count:,}" for value, count in zip(values[:12], counts[:12], strict=True)
-        )
-        typer.echo(f"ratings {shown}{', ...' if len(values) > 12 else ''}")
+        counts = pd.Series(data.ratings).value_counts().sort_index()
+        shown = [f"{value:g}: {count:,}" for value, count in counts.head(12).items()]
+        typer.echo(f"ratings {', '.join(shown)}{', ...' if len(counts) > 12 else ''}")
     for owner, table in (("user", data.user_features), ("item", data.item_features)):
         for feature in table.features:
             typer.echo(
@@ -143,20 +136,6 @@ def _reader(name: str, settings: list[str]) -> Reader:
         table = override(table, text)
     cls = resolve(DATASET, name)
     return cls(name, cls.Config.parse(table, at="dataset"))
-
-
-def _presence(reader: Reader) -> str:
-    if reader.source is None:
-        return "-"
-    return "yes" if reader.default_folder().exists() else "no"
-
-
-def _with_bar(work):
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task("download")
-        return work(lambda done, size: bars.update(task, completed=done, total=size))
 
 
 # Output tables: CSV or Parquet, by the file's extension.
@@ -194,10 +173,8 @@ def write_table(table: pd.DataFrame, output: Path, csv: str | None = None) -> No
     """
     if output.suffix == ".csv":
         write_atomically(output, table.to_csv(index=False) if csv is None else csv)
-        return
-    content = io.BytesIO()
-    table.to_parquet(content, index=False)
-    write_atomically(output, content.getvalue())
+    else:
+        write_atomically(output, table.to_parquet(index=False))
 
 
 Overrides = Annotated[
@@ -273,7 +250,6 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
     if experiment.perturb is None:
         raise ExperimentError(
             f"experiment {experiment.name!r} has no perturbation",
-            expected="a table [perturb]",
             fix="--set perturb.name=random-replacement, or another of `fedrec list perturbation`",
         )
     population = Population.of(experiment)
@@ -296,38 +272,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "nothing to measure"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-# `fedrec data glove-subset`: the vectors of a GloVe file that an experiment's users need.
-
-
-@app.command(short_help="Extract the GloVe vectors of users' metadata.")
-def glove_subset(
-    file: Annotated[
-        Path, typer.Argument(help="GloVe text file, such as glove.6B.50d.txt.", exists=True)
-    ],
-    experiment: Annotated[
-        str, typer.Argument(help="Experiment whose user metadata determine the needed words.")
-    ],
-    output: Annotated[Path, options.output("Output file, for priors.source = 'table:FILE'.")],
-    overrides: Annotated[list[str] | None, options.overrides()] = None,
-) -> None:
-    """Extract the vectors of the words in users' metadata from a GloVe file."""
-    loaded = load(experiment, overrides or [])
-    named = PriorsConfig.parse(loaded.step.options.get("priors") or {}).words
-    labels = {
-        label
-        for feature in read_interactions(loaded).user_features.features
-        for label in feature.categories
-    }
-    words = {named.get(label, label).lower() for label in labels}
-    vectors = read_glove(file, words)
-    write_atomically(
-        output, json.dumps({word: vectors[word].tolist() for word in sorted(vectors)}) + "\n"
-    )
-    missing = ", ".join(sorted(words - set(vectors))) or "none"
-    typer.echo(f"{len(vectors)} of {len(words)} words; without a vector: {missing}")
-    typer.echo(output)
 
 
 @app.command(short_help="Write the rows of a run with their split.")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ import typer
 from simulations.cli import options
 
 if TYPE_CHECKING:
+    from fedrec.config import Config
     from simulations.deployment.layout import Deployment
     from simulations.deployment.operator import ProcessState
 
@@ -37,51 +37,38 @@ Folder = Annotated[
 """Deployment in a folder given as an argument."""
 
 
-Setting = partial(options.setting_option, of="simulations.deployment.layout:DeploymentConfig")
+def _settings_of(name: str) -> type[Config]:
+    from simulations.deployment.layout import DeploymentConfig
+
+    return DeploymentConfig
 
 
-@app.command(short_help="Create a deployment folder: certificates, keys, settings.")
+@app.command(
+    cls=options.command_with(_settings_of, "hosts", "revoked"),
+    short_help="Create a deployment folder: certificates, keys, settings.",
+)
 def init(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
-    nodes: Annotated[str | None, Setting("nodes")] = None,
     host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name or address at which clients reach this machine; may repeat."),
+        list[str] | None, typer.Option(help="Address at which clients reach this machine.")
     ] = None,
-    bind: Annotated[str | None, Setting("bind")] = None,
-    port: Annotated[str | None, Setting("port")] = None,
-    superlink_port: Annotated[str | None, Setting("superlink-port")] = None,
-    node_port: Annotated[str | None, Setting("node-port")] = None,
-    most_clients: Annotated[str | None, Setting("most-clients")] = None,
-    local_nodes: Annotated[
-        bool, typer.Option(help="Whether `up` also starts the nodes on this machine.")
-    ] = True,
     experiment: Annotated[
-        str | None,
-        typer.Option(help="Split the dataset of this experiment into one file per node."),
+        str | None, typer.Option(help="Split the dataset of this experiment into a file per node.")
     ] = None,
     overrides: Annotated[list[str] | None, options.overrides()] = None,
 ) -> None:
     """Create a deployment folder: authority, certificates, keys, secrets and settings."""
-    from fedrec.experiment.sections import override
+    from fedrec.experiment.loading import load
     from simulations.deployment.initialise import initialise
     from simulations.deployment.layout import DeploymentConfig
+    from simulations.deployment.shards import cut_for
 
-    given = {"nodes": nodes, "bind": bind, "port": port, "superlink-port": superlink_port}
-    given |= {"node-port": node_port, "most-clients": most_clients}
-    table = {"local-nodes": local_nodes, **({"hosts": [*host]} if host else {})}
-    for text in options.overrides_of(given):
-        table = override(table, text)
+    table = {**(context.obj or {}), **({"hosts": [*host]} if host else {})}
     settings = DeploymentConfig.parse(table, at="deployment")
-    loaded = None
-    if experiment is not None:
-        from fedrec.experiment.loading import load
-
-        loaded = load(experiment, overrides or [])
+    loaded = None if experiment is None else load(experiment, overrides or [])
     made = initialise(folder, settings)
     if loaded is not None:
-        from simulations.deployment.shards import cut_for
-
         cut_for(made, loaded)
     typer.echo(made.path)
 
@@ -201,7 +188,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
             known = control.nodes()
             title, rows = operator.node_rows(deployment, known)
             show(operator.NODE_HEADS, rows, title)
-            names = {str(node.node): node.name for node in known if node.name}
+            names = {str(node.node_id): node.name for node in known if node.name}
             for run in control.runs()[:10]:
                 details = with_names(run.details, names)
                 console.print(f"run {run.run}: {run.status}", details, markup=False)
@@ -291,13 +278,11 @@ def _next(folder: Path) -> str:
 
 def client(
     join: Annotated[
-        Path,
-        typer.Option(help="Folder from the operator: node.key, ca.crt, catalogue.json."),
+        Path, typer.Option(help="Folder from the operator: node.key, ca.crt, catalogue.json.")
     ],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the deployment's gateway.")],
     data: Annotated[
-        Path | None,
-        typer.Option(help="CSV file of one or more users; it never leaves this machine."),
+        Path | None, typer.Option(help="CSV file of users; it never leaves this machine.")
     ] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder of the private state; default: JOIN/state.")
@@ -309,30 +294,19 @@ def client(
         str | None, typer.Option(help="Address that the SuperNode listens on; default: the same.")
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the SuperNode for the executor.")] = 9094,
-    part: Annotated[
-        str, typer.Option(help="Process to start: all, supernode or executor.")
-    ] = "all",
+    part: Annotated[str, typer.Option(help="Process: all, supernode or executor.")] = "all",
     setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Setting of the node, such as numbers=true; may repeat."),
+        list[str] | None, typer.Option("--set", help="Setting of the node, such as numbers=true.")
     ] = None,
 ) -> None:
     """Run a real client until it is stopped."""
     from simulations.deployment.client import plan_of, run_client
 
-    run_client(
-        plan_of(
-            join,
-            superlink,
-            data=data,
-            state=state,
-            host=host,
-            bind=bind,
-            port=port,
-            settings=setting or [],
-        ),
-        part,
+    given = setting or []
+    plan = plan_of(
+        join, superlink, data=data, state=state, host=host, bind=bind, port=port, settings=given
     )
+    run_client(plan, part)
 
 
 # `fedrec deploy renew` and `revoke`: new certificates, and revoked keys.

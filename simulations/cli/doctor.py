@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import typer
 
@@ -64,21 +62,12 @@ def _kernel() -> str:
     from fedrec.kernel.compiled import cache_folder, is_compiled
 
     folder = cache_folder()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if is_compiled():
         return f"compiled, cached in {folder}"
-    fix = "so each process recompiles the kernel (a minute); set FEDREC_CACHE"
-    _require_writable(folder.parent, fix)
+    if not os.access(existing, os.W_OK):
+        raise OSError(f"{existing} is not writable, so each process recompiles it: FEDREC_CACHE")
     return f"will be compiled once (a minute), into {folder}"
-
-
-def _shared_memory() -> str:
-    """Check the space in /dev/shm for Ray's object store."""
-    if not Path("/dev/shm").exists():
-        return "no /dev/shm; Ray will use files"
-    free = shutil.disk_usage("/dev/shm").free / 2**20
-    if free < 300:
-        raise OSError(f"{free:.0f} MiB free, expected 300; --engine serial does not need it")
-    return f"{free:.0f} MiB free in /dev/shm"
 
 
 def _data() -> str:
@@ -90,26 +79,10 @@ def _data() -> str:
     return f"{folder}: {', '.join(here) or 'no datasets yet; the synthetic dataset needs no files'}"
 
 
-def _runs() -> str:
-    folder = Path(os.environ.get("FEDREC_RUNS", "runs"))
-    existing = _require_writable(folder.resolve(), "set FEDREC_RUNS")
-    return f"{folder} ({shutil.disk_usage(existing).free / 2**30:.0f} GiB free)"
-
-
-def _require_writable(folder: Path, fix: str) -> Path:
-    """Return the folder or its nearest existing parent, which must be writable."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        raise OSError(f"{existing} is not writable, {fix}")
-    return existing
-
-
 _CHECKS = {
     "our packages": _origins,
     "flower": _flower,
     "devices": _devices,
     "kernel": _kernel,
-    "shared memory": _shared_memory,
     "data": _data,
-    "runs": _runs,
 }

@@ -91,7 +91,6 @@ def check_page(output: Path | None) -> None:
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise ExperimentError(
             "the report must be an HTML file",
-            expected="a file that ends in .html",
             got=str(output),
             fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
         )
@@ -114,31 +113,22 @@ def print_table(result: Result) -> None:
 
 def _print_next(result: Result) -> None:
     """Print suggested next commands after a finished run to standard error."""
+    experiment = result.experiment
+    run = quote(str(result.folder))
     lines = [
-        f"fedrec report {quote(str(result.folder))} -o report.html",
-        f"fedrec compare {quote(str(result.folder))} OTHER-RUN",
+        f"fedrec report {run} -o report.html",
+        f"fedrec compare {run} OTHER-RUN",
         f"fedrec sweep {quote(str(result.folder / 'experiment.toml'))} --seeds 3",
     ]
-    if result.experiment.federated and result.experiment.dataset.name == "table":
-        lines.insert(1, f"fedrec recommend {quote(str(result.folder))} --top 20 -o lists.csv")
-    watch = result.experiment.early_stopping
+    if experiment.federated and experiment.dataset.name == "table":
+        lines.insert(1, f"fedrec recommend {run} --top 20 -o lists.csv")
+    watch = experiment.early_stopping
+    calibrated = experiment.privacy is not None and experiment.privacy.epsilon is not None
     if watch is not None and result.early_stopping.get("stopped"):
-        patience = 2 * watch.patience
-        lines.append(
-            f"fedrec resume {quote(str(result.folder))} --set early-stopping.patience={patience}"
-        )
-    elif _can_learn_more(result.experiment):
-        rounds = 2 * result.experiment.rounds
-        lines.append(f"fedrec resume {quote(str(result.folder))} --set rounds={rounds}")
+        lines.append(f"fedrec resume {run} --set early-stopping.patience={2 * watch.patience}")
+    elif experiment.federated and not calibrated:  # noise is calibrated to all rounds
+        step = resolve(STEP, experiment.step.name)
+        if not issubclass(step, SufficientStatistics):  # which are the same in each round
+            lines.append(f"fedrec resume {run} --set rounds={2 * experiment.rounds}")
     for line in ("Next:", *(f"  {line}" for line in lines)):
         typer.echo(line, err=True)
-
-
-def _can_learn_more(experiment: Experiment) -> bool:
-    """True if another round may follow and change the parameters; False if the noise was calibrated
-    to all rounds, or if clients send the same statistics of their histories in each round."""
-    if experiment.privacy is not None and experiment.privacy.epsilon is not None:
-        return False
-    return experiment.federated and not issubclass(
-        resolve(STEP, experiment.step.name), SufficientStatistics
-    )

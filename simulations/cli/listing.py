@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +48,6 @@ from simulations.cli.options import AsJson
 
 Entry = dict[str, str]
 _COLUMNS = ("name", "about", "paper", "file")
-_WITH_PAPER = 120  # columns of a terminal
-_WITH_FILE = 180
 _IN_A_PIPE = 4096
 SECTIONS: dict[str, type[Config]] = {
     "experiment": Experiment,
@@ -70,9 +68,7 @@ SECTIONS: dict[str, type[Config]] = {
 def show(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="Kind of component, such as `dataset` or `strategy`; or a word to search for."
-        ),
+        typer.Argument(help="Kind of component, such as `dataset`; or a word to search for."),
     ] = None,
     word: Annotated[
         str | None,
@@ -95,44 +91,30 @@ def show(
             raise _unknown(kind, names)
         wanted = ""
         word = kind
-    component = _component(kinds.get(wanted), wanted, word)
-    if component is not None:
-        _print_component(wanted, component, as_json)
+    if wanted == "section":
+        if word not in SECTIONS:
+            raise _unknown(word or "no name", SECTIONS)
+        _print_component(wanted, SECTIONS[word], as_json)
         return
-    listed = {name: _components(kinds[name]) for name in kinds if wanted in ("", name)}
+    known = kinds.get(wanted)
+    if known and word and (":" in word or word in available_names(known)):
+        _print_component(wanted, resolve(known, word), as_json)
+        return
+    listed = {name: list(_components(kinds[name])) for name in kinds if wanted in ("", name)}
     if wanted in ("", "experiment"):
-        listed["experiment"] = _experiments()
+        listed["experiment"] = list(_experiments())
     if word is not None:
         entries = [entry["name"] for kind in listed.values() for entry in kind]
         listed = {name: [e for e in kind if _mentions(e, word)] for name, kind in listed.items()}
         if not any(listed.values()):
             raise _unknown(word, entries if wanted else names)
-    if as_json:
-        typer.echo(json.dumps(listed, indent=2))
-    else:
-        _print(listed)
-
-
-def _component(kind: Kind | None, name: str, word: str | None) -> type | None:
-    """Component or table of a kind and name; None for a search word.
-
-    Raises:
-        ExperimentError: the table is unknown, or the name is missing.
-    """
-    if name == "section":
-        if word not in SECTIONS:
-            raise _unknown(word or "no name", SECTIONS)
-        return SECTIONS[word]
-    if kind is None or word is None:
-        return None
-    return resolve(kind, word) if ":" in word or word in available_names(kind) else None
+    typer.echo(json.dumps(listed, indent=2)) if as_json else _print(listed)
 
 
 def _unknown(word: str, names: Iterable[str]) -> ExperimentError:
     return ExperimentError(
         f"no entry matches {word!r}",
         expected="a kind and the name of a component or table, or a word of its description",
-        got=repr(word),
         fix=did_you_mean(word, names),
     )
 
@@ -166,27 +148,20 @@ def _mentions(entry: Entry, word: str) -> bool:
     return any(word.lower() in entry[column].lower() for column in ("name", "about", "paper"))
 
 
-def _components(kind: Kind) -> list[Entry]:
-    entries = []
+def _components(kind: Kind) -> Iterator[Entry]:
     for name, component in available(kind):
         if isinstance(component, FedrecError):
             about = f"BROKEN: {component.problem}: {component.got}"
-            entries.append(_entry(name, about, "", file_of_name(kind, name)))
+            yield _entry(name, about, "", file_of_name(kind, name))
         else:
             paper = getattr(component, "paper", "")
-            entries.append(_entry(name, _about(component), paper, file_of(component)))
-    return entries
+            yield _entry(name, _about(component), paper, file_of(component))
 
 
-def _experiments() -> list[Entry]:
-    tables = {
-        name: (read_toml(file, ExperimentError), file)
-        for name, file in shipped_experiments().items()
-    }
-    return [
-        _entry(name, table.get("title", ""), table.get("paper", ""), str(file))
-        for name, (table, file) in tables.items()
-    ]
+def _experiments() -> Iterator[Entry]:
+    for name, file in shipped_experiments().items():
+        table = read_toml(file, ExperimentError)
+        yield _entry(name, table.get("title", ""), table.get("paper", ""), str(file))
 
 
 def _entry(*texts: str) -> Entry:
@@ -200,14 +175,13 @@ def _relative(file: str) -> str:
 
 
 def _print(listed: dict[str, list[Entry]]) -> None:
-    """Print entries as a table: one line each in a pipe, for `grep`; without papers and
-    files on a narrow terminal."""
-    console = Console() if sys.stdout.isatty() else Console(width=_IN_A_PIPE)
-    shown = _COLUMNS[: 2 + (console.width >= _WITH_PAPER) + (console.width >= _WITH_FILE)]
+    """Print entries as a table; in a pipe one line each, for `grep`, with papers and files."""
+    terminal = sys.stdout.isatty()
     table = Table(box=None, show_header=False, pad_edge=False)
-    for column in ("kind", *shown):
+    for column in ("kind", "name", "about", "paper", "file")[: 3 if terminal else None]:
         table.add_column(column, overflow="fold", no_wrap=column in ("kind", "name"))
     for kind, entries in listed.items():
         for entry in entries:
-            table.add_row(kind, *(escape(entry[column]) for column in shown))
-    console.print(table)
+            cells = [kind, *(escape(entry[column]) for column in _COLUMNS)]
+            table.add_row(*cells[: len(table.columns)])
+    (Console() if terminal else Console(width=_IN_A_PIPE)).print(table)

@@ -152,6 +152,24 @@ def options_of(config: type[Config]) -> Iterator[click.Option]:
             yield _option(setting, field.annotation)
 
 
+def command_with(config_of: Callable[[str], type[Config]], *computed: str) -> Any:
+    """Class of commands with options for the settings of a configuration class, see `options_of`.
+
+    Args:
+        config_of: returns the class from the command's name.
+        computed: names of settings without an option.
+    """
+
+    class SettingsCommand(typer.core.TyperCommand):
+        def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+            first, *others = super().get_params(ctx)
+            options = options_of(config_of(str(self.name)))
+            asked = (option for option in options if option.name not in computed)
+            return [first, *asked, *others]
+
+    return SettingsCommand
+
+
 def _option(setting: Setting, annotation: Any) -> click.Option:
     key = setting.key
     types = [annotation, *get_args(annotation)]

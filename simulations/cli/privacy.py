@@ -7,70 +7,54 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import numpy as np
+import pandas as pd
 import typer
-import typer.core
 from rich.console import Console
 from rich.table import Table
 
+from fedrec.components import registry
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import override
 from fedrec.privacy.accounting.accountant import Report
-from fedrec.privacy.personal import summary, words
+from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Question, lines, sentence, warnings
 from fedrec.runtime.files import write_atomically
 from fedrec.runtime.shared_memory import finite
+from server.privacy.personal_budgets import check_no_phases
 from server.privacy.phase_plans import PhasePlans
 from simulations.cli import options
-from simulations.cli.options import options_of
-from simulations.own_table import personal_epsilons, personal_noise
+from simulations.cli.options import command_with
 
 # `fedrec privacy`: epsilon of a number of rounds, noise for a target epsilon, and explanations.
 
 app = options.group("Compute epsilons and noise, and explain guarantees.")
 
 AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json", help='Print the result as JSON; an infinite epsilon is the string "inf".'
-    ),
+    bool, typer.Option("--json", help='Print the result as JSON; infinity is the string "inf".')
 ]
-_COMPUTED = {"epsilon": "epsilon", "calibrate": "noise_multiplier", "explain": "epsilon"}
+_Epsilon = command_with(lambda _: Question, "epsilon")
+_Calibrate = command_with(lambda _: Question, "noise_multiplier")
 
 
-class QuestionCommand(typer.core.TyperCommand):
-    """Command with an option for each parameter of a question except the computed one."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Arguments and options of the command and of the question."""
-
-        computed = _COMPUTED[str(self.name)]
-        asked = (option for option in options_of(Question) if option.name != computed)
-        return [*super().get_params(ctx), *asked]
-
-
-@app.command(cls=QuestionCommand)
+@app.command(cls=_Epsilon)
 def epsilon(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Compute the epsilon of a number of rounds (an upper bound)."""
     _answer(ctx, as_json)
 
 
-@app.command(
-    cls=QuestionCommand, short_help="Compute the smallest noise multiplier for an epsilon."
-)
+@app.command(cls=_Calibrate, short_help="Compute the smallest noise multiplier for an epsilon.")
 def calibrate(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Compute the smallest noise multiplier z for a target epsilon; the noise's standard deviation
     is z * 2S under replace-one and z * S under add-remove."""
     _answer(ctx, as_json)
 
 
-@app.command(
-    cls=QuestionCommand, short_help="Explain the guarantee of an experiment before it runs."
-)
+@app.command(cls=_Epsilon, short_help="Explain the guarantee of an experiment before it runs.")
 def explain(
     ctx: typer.Context,
     experiment: Annotated[
@@ -140,7 +124,6 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
         "mechanism": question.mechanism,
         "backend": question.backend,
         "method": report.method,
-        "order": report.order,
         "attack_epsilon": report.attack,
     }
 
@@ -181,6 +164,7 @@ def users(
 ) -> None:
     """Compute each user's true and requested epsilon, without training."""
     loaded = load(experiment, overrides or [])
+    noise = personal_noise(loaded)
     table = personal_epsilons(loaded, rounds)
     shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))
     for name, spread in summary(table).items():
@@ -189,8 +173,49 @@ def users(
             *(value if isinstance(value, str) else f"{value:.4g}" for value in spread.values()),
         )
     Console().print(shown)
-    for line in words(personal_noise(loaded), table):
+    for line in words(noise, table):
         typer.echo(line)
     if output is not None:
         write_atomically(output, table.to_csv())
         typer.echo(output)
+
+
+def personal_noise(experiment: Experiment) -> PersonalNoise:
+    """The users' noise of a resolved experiment.
+
+    Raises:
+        ExperimentError: its step has no noise of users.
+    """
+    settings = experiment.settings(registry.STEP)
+    if isinstance(settings, PersonalNoise):
+        return settings
+    raise ExperimentError(
+        "users have no personal budgets with this step",
+        expected="step dpvae or dpsgd",
+        got=experiment.step.name,
+        fix="use an experiment with one of these steps, such as dpvae-ml100k",
+    )
+
+
+def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
+    """Table with one row per training client, see `fedrec.privacy.personal.epsilon_table`.
+
+    It follows from the experiment: budgets from their seed, cohorts from seed and round. A sampled
+    user is charged even if its upload fails.
+
+    Args:
+        experiment: a resolved experiment whose users add noise of their own.
+        rounds: number of rounds; default: all of the experiment.
+
+    Raises:
+        ExperimentError: the experiment has another step, or phases with other steps.
+    """
+    settings = personal_noise(experiment)
+    check_no_phases(experiment)
+    clients = Population.of(experiment).partition.training_clients
+    sampler_class = registry.resolve(registry.SAMPLER, experiment.sampler.name)
+    sampler = sampler_class(experiment.settings(registry.SAMPLER), clients, experiment.seed)
+    asked = np.zeros(len(clients), dtype=np.int64)
+    for number in range(1, (experiment.rounds if rounds is None else rounds) + 1):
+        asked[np.searchsorted(clients, sampler.sample(number))] += 1
+    return epsilon_table(settings, clients.tolist(), asked.tolist())

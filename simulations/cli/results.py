@@ -25,31 +25,27 @@ from simulations.studies.sweep import with_sweeps
 
 # `fedrec recommend`: recommendation lists of a finished run.
 
+NewItems = Annotated[
+    Path | None,
+    typer.Option(
+        help="Items that the run did not have, which alone are ranked: a table of ids and features"
+        " or numbers of a vector, or a file of vectors."
+    ),
+]
+
 
 def recommend(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     top: Annotated[int, typer.Option(help="Number of items per user.")] = 10,
     users: Annotated[
-        list[str] | None,
-        typer.Option("--user", help="User id as in the data; may repeat; default: all users."),
+        list[str] | None, typer.Option("--user", help="User id as in the data; default: all users.")
     ] = None,
     history: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of new rows with the columns of the data, for example of new users; its"
-            " users get recommendations."
-        ),
+        Path | None, typer.Option(help="Table of new rows, whose users get recommendations.")
     ] = None,
-    new_items: Annotated[
-        Path | None,
-        typer.Option(
-            help="Items that the run did not have, which alone are ranked: a table of ids and"
-            " features or numbers of a vector, or a file of vectors."
-        ),
-    ] = None,
+    new_items: NewItems = None,
     output: Annotated[
-        Path | None,
-        options.output("Output file: .csv or .parquet; default: print as CSV."),
+        Path | None, options.output("Output file: .csv or .parquet; default: print as CSV.")
     ] = None,
 ) -> None:
     """Recommend new items to users with the model of a finished run."""
@@ -106,8 +102,7 @@ def compare(
         str | None, typer.Option(help="Reference system; default: the system of the first run.")
     ] = None,
     form: Annotated[
-        str | None,
-        typer.Option("--format", help="Output format: csv, markdown or latex; default: a table."),
+        str | None, typer.Option("--format", help="csv, markdown or latex; default: a table.")
     ] = None,
     output: Annotated[Path | None, options.output("Output file: .csv, .md or .tex.")] = None,
 ) -> None:
@@ -128,18 +123,16 @@ def compare(
         console = wide_console(_FILE_WIDTH)
         for table in comparison_terminal(comparison, console.width):
             console.print(table)
-        for line in comparison_notes(comparison):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        for line in together:
-            console.print(line, highlight=False)
-    elif output is None:
-        typer.echo(comparison_text(comparison, wanted), nl=False)  # type: ignore[arg-type]
+        typer.echo("\n".join(comparison_notes(comparison)))
     else:
-        write_atomically(output, comparison_text(comparison, wanted))  # type: ignore[arg-type]
-        typer.echo(output)
-    if wanted is not None:  # in addition to the formatted table
-        for line in together:
-            typer.echo(line, err=True)
+        text = comparison_text(comparison, wanted)  # type: ignore[arg-type]
+        if output is None:
+            typer.echo(text, nl=False)
+        else:
+            write_atomically(output, text)
+            typer.echo(output)
+    for line in together:  # beside a formatted table
+        typer.echo(line, err=wanted is not None)
 
 
 # `fedrec new`: create a module with a new component.
@@ -148,12 +141,7 @@ def compare(
 def new(
     kind: Annotated[
         str,
-        typer.Argument(
-            help=(
-                "Kind of component: dataset, split, model, step, strategy, baseline, metric or"
-                " attack."
-            )
-        ),
+        typer.Argument(help="dataset, split, model, step, strategy, baseline, metric or attack."),
     ],
     name: Annotated[
         str, typer.Argument(help="Name of the component, such as my-idea, which is my_idea:MyIdea.")
@@ -174,16 +162,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     output: Annotated[Path, options.output("Output folder: new or empty.")],
     user: Annotated[
-        str | None,
-        typer.Option(
-            help="Id, as in the data, of the user of the device; required if devices have private"
-            " parameters."
-        ),
+        str | None, typer.Option(help="Id of the device's user; required for private parameters.")
     ] = None,
-    new_items: Annotated[
-        Path | None,
-        typer.Option(help="Items that the run did not have, as of `fedrec recommend`."),
-    ] = None,
+    new_items: NewItems = None,
 ) -> None:
     """Write a finished run's model and scoring as ONNX, and a script that scores one user's rows
     with only numpy and onnxruntime."""

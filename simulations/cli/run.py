@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load, shipped_experiments
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.loading import load
 from fedrec.report.inputs import inputs_line
 from fedrec.report.privacy_total import shown_together
 from fedrec.runs.ids import runs_directory, stamp
@@ -32,21 +31,18 @@ Unrated = Annotated[
 ]
 Header = Annotated[
     bool | None,
-    typer.Option(
-        help="Whether the first line of a CSV file has column names; otherwise columns are named"
-        " 1, 2 and so on. Default: detected."
-    ),
+    typer.Option(help="Whether the first line has names, else 1, 2 and so on. Default: detected."),
 ]
 Epsilon = Annotated[
     float | None,
     typer.Option(
-        help="Target epsilon of user-level differential privacy; default: no privacy. With ratings,"
-        " add --set positive-above=... or --no-rating to define liked items."
+        help="Target epsilon of user-level differential privacy; with ratings add --set"
+        " positive-above=... or --no-rating."
     ),
 ]
 System = Annotated[
     str | None,
-    typer.Option(help="System: linear, als or popularity; default: the best on validation users."),
+    typer.Option(help="linear, als or popularity; default: the best on validation users."),
 ]
 TimeFormat = Annotated[
     str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
@@ -57,20 +53,12 @@ Vectors = Annotated[
 ]
 
 
-def _shipped(incomplete: str) -> list[str]:
-    return [name for name in shipped_experiments() if name.startswith(incomplete)]
-
-
 def run(
     experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="A TOML file, or the name of a shipped experiment.", autocompletion=_shipped
-        ),
+        str | None, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        options.overrides("Override a key, such as strategy.server-lr=0.5; may repeat."),
+        list[str] | None, options.overrides("Override a key, such as strategy.server-lr=0.5.")
     ] = None,
     engine: Annotated[str | None, setting_option("engine.name")] = None,
     nodes: Annotated[str | None, setting_option("engine.nodes")] = None,
@@ -79,11 +67,7 @@ def run(
     ray_address: Annotated[str | None, setting_option("engine.ray-address")] = None,
     output: RunOutput = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your own CSV, Parquet or JSON file, one interaction per row, instead of an"
-            " experiment."
-        ),
+        Path | None, typer.Option(help="Your own CSV, Parquet or JSON file of interactions.")
     ] = None,
     user: Column = None,
     item: Column = None,
@@ -113,39 +97,30 @@ def run(
         "seed": seed,
     }
     settings = [*(overrides or []), *overrides_of(flags)]
-    columns = {"user": user, "item": item, "rating": rating, "time": time}
-    table = OwnTable(
-        columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()), header
-    )
-    wanted = _wanted(experiment, data, table, settings, quiet)
-    finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
-
-
-def _wanted(
-    experiment: str | None, data: Path | None, table: OwnTable, overrides: list[str], quiet: bool
-) -> Experiment:
-    """Experiment to run: the named one, or one on the user's own table."""
+    roles = {"user": user, "item": item, "rating": rating, "time": time}
+    columns = {role: name for role, name in roles.items() if name is not None}
+    vectors = tuple(item_vectors or ())
+    table = OwnTable(columns, no_rating, time_format, epsilon, system, vectors, header)
     if data is not None and experiment is None:
-        return table.experiment(data, overrides, quiet)
-    if experiment is not None and data is None and table.is_empty():
-        return load(experiment, overrides)
-    raise ExperimentError(
-        "give either an experiment or --data, not both",
-        expected="an experiment, or --data TABLE (with --user, --item, --rating, --time,"
-        " --time-format, --header, --system, --epsilon, --item-vectors)",
-        got="neither"
-        if experiment is None and data is None
-        else "both, or table options without --data",
-        fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or fedrec"
-        " run --data ratings.csv",
-    )
+        wanted = table.experiment(data, settings, quiet)
+    elif experiment is not None and data is None and table == OwnTable():
+        wanted = load(experiment, settings)
+    else:
+        raise ExperimentError(
+            "give either an experiment or --data, not both",
+            expected="an experiment, or --data TABLE (with --user, --item, --rating, --time,"
+            " --time-format, --header, --system, --epsilon, --item-vectors)",
+            got="both, or table options without --data" if experiment or data else "neither",
+            fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or"
+            " fedrec run --data ratings.csv",
+        )
+    finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a sweep.")],
     overrides: Annotated[
-        list[str] | None,
-        options.overrides("Change a key, such as rounds=200 for more rounds; may repeat."),
+        list[str] | None, options.overrides("Change a key, such as rounds=200 for more rounds.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -162,7 +137,7 @@ def resume(
 
 # `fedrec demo`: five runs, one table and a report, offline.
 
-_METRICS = ("hits@10",)
+_METRIC = "hits@10"
 
 
 def demo(
@@ -192,14 +167,12 @@ def demo(
 def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
     from simulations.demo import ROWS
 
-    table = Table("system", *_METRICS, "epsilon", "description")
+    table = Table("system", _METRIC, "epsilon", "description")
     for row in ROWS:
-        values = rows[row.system]
-        epsilon = values["epsilon"]
+        epsilon = rows[row.system]["epsilon"]
         private = epsilon is not None and math.isfinite(epsilon)
-        cells = [f"{values[name]:.3f}" for name in _METRICS]
         spent = f"{epsilon:.2f}" if private else "-"
-        table.add_row(row.system, *cells, spent, row.what)
+        table.add_row(row.system, f"{rows[row.system][_METRIC]:.3f}", spent, row.what)
     console = Console()
     console.print(table)
     private = next(result for result in results if result.privacy)

@@ -48,39 +48,26 @@ def sweep(
     experiment: Named,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            "--vary",
-            "-v",
-            help="KEY=[VALUE, ...] or KEY={low=0.01, high=1.0, log=true}; may repeat.",
-        ),
+        typer.Option("--vary", "-v", help="KEY=[VALUE, ...] or KEY={low=.., high=.., log=true}."),
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        options.overrides("Override a key in all runs, such as rounds=50; may repeat."),
+        list[str] | None, options.overrides("Override a key in all runs, such as rounds=50.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds per setting.")] = 1,
     trials: Annotated[
         int | None, typer.Option(help="Number of random settings to try; default: the full grid.")
     ] = None,
     optimise: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metric to optimise with Optuna; give two for a Pareto front, such as hits@10"
-            " and epsilon."
-        ),
+        list[str] | None, typer.Option(help="Metric to optimise with Optuna; two: a Pareto front.")
     ] = None,
     choose: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metric that selects the best setting of the grid or of the random settings."
-        ),
+        list[str] | None, typer.Option(help="Metric that selects the best of the tried settings.")
     ] = None,
     private_choice: Annotated[
         str | None,
         typer.Option(
-            "--private-choice",
-            help="Select one setting privately, as the best of a random number of trials with"
-            " mean --trials: geometric, logarithmic or poisson.",
+            help="Select privately, as the best of a random number of trials with mean --trials:"
+            " geometric, logarithmic or poisson."
         ),
     ] = None,
     workers: Annotated[int, options.workers("runs")] = 1,
@@ -181,7 +168,7 @@ def _choice(result: SweepResult) -> list[str]:
     if not result.chosen:
         return [f"No setting was selected, because none has {aims} for all seeds."]
     if (cost := result.plan.cost) is not None:  # the number of the trial is not published
-        setting = " ".join(texts_of(result.point(result.chosen[0])))
+        setting = " ".join(texts_of(SweepFolder(result.folder).trials()[result.chosen[0] - 1]))
         folder = result.folder / CHOSEN
         return [
             f"Selected by {aims}: {setting}. Publish only {folder}; all other files of the sweep"
@@ -203,10 +190,9 @@ def _settings_table(result: SweepResult) -> Table:
     metrics = _metrics(result)
     keys = list(result.plan.space)
     short = [key.rpartition(".")[2] for key in keys]
-    unique = len({*short, *metrics}) == len(short) + len(metrics)
-    spread = any(settings[f"{metric} sd"].notna().any() for metric in metrics)
+    heads = short if len({*short, *metrics}) == len(short) + len(metrics) else keys
+    spread = settings[[f"{metric} sd" for metric in metrics]].notna().to_numpy().any()
     caption = "+-: standard deviation over seeds" if spread else None
-    heads = short if unique else keys
     table = Table("setting", *heads, "runs", caption=caption, caption_justify="left")
     for metric in metrics:
         table.add_column(metric, justify="right")
@@ -245,41 +231,22 @@ _FILE_WIDTH = 120  # width in characters of a table in a file or a pipe
 
 def reproduce(
     paper: Annotated[
-        str | None,
-        typer.Argument(
-            help=(
-                "Paper: privrec, dp-vae, targeted-dp, pnbm or upc-sdg; or adversaries or bench; or"
-                " a TOML file of studies."
-            )
-        ),
+        str | None, typer.Argument(help="Paper, see --list, or a TOML file of studies.")
     ] = None,
     item: Annotated[
-        str | None,
-        typer.Argument(
-            help="Table or figure, such as table2; default: all tables and figures of the paper."
-        ),
+        str | None, typer.Argument(help="Table or figure, such as table2; default: all.")
     ] = None,
     listed: Annotated[
-        bool,
-        typer.Option(
-            "--list",
-            help="List all tables and figures with title, our numbers, command and expected"
-            " duration, or the reason why they are missing.",
-        ),
+        bool, typer.Option("--list", help="List tables and figures, our numbers and commands.")
     ] = False,
     quick: Annotated[
         bool, typer.Option(help="Do a test run with few rounds on synthetic data.")
     ] = False,
     seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of seeds; default: that of the study, usually 1."),
+        int | None, typer.Option(min=1, help="Number of seeds; default: that of the study.")
     ] = None,
     only: Annotated[
-        str,
-        typer.Option(
-            help="Run only tasks with this name or pattern, such as 'mf-*'; --list PAPER TABLE"
-            " prints the names."
-        ),
+        str, typer.Option(help="Run only tasks of this name, or pattern such as 'mf-*'.")
     ] = "",
     workers: Annotated[int, options.workers("tasks")] = 1,
     output: Annotated[
@@ -301,7 +268,6 @@ def reproduce(
         raise ExperimentError(
             "--only needs a table or figure",
             expected=f"fedrec reproduce {paper} TABLE --only NAME",
-            got="no table or figure",
             fix=f"fedrec reproduce --list {paper} lists them",
         )
     failures: dict[str, str] = {}

@@ -17,7 +17,6 @@ import torch
 from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.errors import FedrecError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
@@ -103,7 +102,7 @@ class Contract:
         config = getattr(self.cls, "Config", Config)
         described = config.descriptions()
         bare = [name for name in config.model_fields if name not in described]
-        assert_that(not bare, f"missing docstring below {', '.join(bare)} of {config.__name__}")
+        assert not bare, f"missing docstring below {', '.join(bare)} of {config.__name__}"
 
 
 class RunContract(Contract):
@@ -122,9 +121,7 @@ class RunContract(Contract):
         resumed = runner.resume(tmp_path / "broken").parameters
         if not same_bits(whole, resumed):
             again = self.run(tmp_path / "again", "rounds=3").parameters
-            assert_that(
-                same_bits(whole, again), "two runs with one seed end with different parameters"
-            )
+            assert same_bits(whole, again), "two runs with one seed end with different parameters"
             fail("a resumed run ends with different parameters; is its state saved?")
 
     def plain(self, folder: Path) -> Result:
@@ -155,21 +152,15 @@ def fail(text: str) -> NoReturn:
     raise AssertionError(text)
 
 
-def assert_that(true: bool, otherwise: str) -> None:
-    """Fail the test with an explanation unless a condition holds."""
-    if not true:
-        fail(otherwise)
-
-
 def assert_equal(value: Any, wanted: Any, what: str) -> None:
     """Fail unless a value equals the expected one."""
-    assert_that(value == wanted, f"{what}: {value}, not {wanted}")
+    assert value == wanted, f"{what}: {value}, not {wanted}"
 
 
 def assert_numbers(values: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
     """Fail unless a tensor `[*shape]` has this shape and no NaN; `what` names it in the text."""
     assert_equal(tuple(values.shape), shape, f"shape of {what}")
-    assert_that(not bool(values.isnan().any()), f"{what} has NaN values")
+    assert not bool(values.isnan().any()), f"{what} has NaN values"
 
 
 def assert_seeded(
@@ -183,8 +174,8 @@ def assert_seeded(
         random: whether the seed must make a difference.
     """
     first = made(0)
-    assert_that(same(first, made(0)), "one seed gives two results")
-    assert_that(not random or not same(first, made(1)), "the seed makes no difference")
+    assert same(first, made(0)), "one seed gives two results"
+    assert not random or not same(first, made(1)), "the seed makes no difference"
 
 
 @contextmanager
@@ -194,22 +185,7 @@ def unchanged(arrays: Mapping[str, Any]) -> Iterator[None]:
     before = {name: np.copy(value) for name, value in now.items()}
     yield
     changed = [n for n, v in now.items() if not np.array_equal(v, before[n], equal_nan=True)]
-    assert_that(not changed, f"changed in place: {changed}")
-
-
-@contextmanager
-def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
-    """Check that the block raises an error with `expected` and a word."""
-    try:
-        yield
-    except kind as error:
-        assert_that(
-            word in error.text(), f"the error for {what} does not name {word!r}: {error.text()}"
-        )
-        return
-    except Exception as error:
-        fail(f"{what} raises {type(error).__name__} and not {kind.__name__}: {error}")
-    fail(f"{what} is not refused")
+    assert not changed, f"changed in place: {changed}"
 
 
 def columns_of(rows: Interactions) -> dict[str, np.ndarray]:

@@ -30,7 +30,6 @@ from simulations.contracts.base import (
     assert_equal,
     assert_numbers,
     assert_seeded,
-    assert_that,
     same_bits,
     unchanged,
 )
@@ -54,7 +53,7 @@ class ModelContract(RunContract):
                 continue
             made += 1
             yield model
-        assert_that(made > 0, "the model supports neither task")
+        assert made > 0, "the model supports neither task"
 
     def test_initial_parameters_are_a_function_of_the_generator(self) -> None:
         """Check for finite float32 on the CPU, tables with a row per item, and the same values for
@@ -67,11 +66,11 @@ class ModelContract(RunContract):
                     and value.device.type == "cpu"
                     and bool(value.isfinite().all())
                 )
-                assert_that(right, f"initial {name!r} is not finite float32 on the CPU")
+                assert right, f"initial {name!r} is not finite float32 on the CPU"
             assert_seeded(partial(_initial, model), same_bits, self.random)
             for name in model.item_tables:
                 rows = first[name].shape[0] if name in first else 0
-                assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
+                assert rows >= model.schema.num_items, f"item table {name!r} has {rows} rows"
 
     def test_features_that_it_does_not_state_change_nothing(self) -> None:
         """Check that initial parameters do not depend on side features of users or items if
@@ -89,7 +88,7 @@ class ModelContract(RunContract):
                 schema.task,
             )
             same = same_bits(_initial(model), _initial(self.cls(self.config(), stated)))
-            assert_that(same, f"parameters depend on features other than the stated {used}")
+            assert same, f"parameters depend on features other than the stated {used}"
 
     def test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix(self) -> None:
         """Check that predictions `[C, B]` are finite and equal those of single clients; parameters
@@ -100,26 +99,12 @@ class ModelContract(RunContract):
                 predicted = model.predict(slices, users, items)
                 model.scores(slices, users)
             assert_numbers(predicted, (3, 5), "predictions")
-            assert_that(bool(predicted.isfinite().all()), "predictions are not finite")
+            assert predicted.isfinite().all(), "predictions are not finite"
             for client in range(3):
                 part = slice(client, client + 1)
                 params = {name: value[part] for name, value in slices.items()}
                 alone = model.predict(params, tuple(u[part] for u in users), items[part])
                 _assert_close(predicted[part], alone, "a cohort and single clients")
-
-    def test_compact_tables_give_the_same_predictions(self) -> None:
-        """Check predictions with `rows`, where item tables have only the needed rows."""
-        for model in self._item_models():
-            slices, users, items = _inputs(model, 2, 4)
-            compact = {
-                n: torch.stack([table[rows] for table, rows in zip(v, items, strict=True)])
-                if n in model.item_tables
-                else v
-                for n, v in slices.items()
-            }
-            predicted = model.predict(compact, users, items, rows=torch.arange(4).expand(2, -1))
-            wanted = model.predict(slices, users, items)
-            _assert_close(predicted, wanted, "compact and full tables")
 
     def test_its_kernel_declaration_is_correct(self) -> None:
         """Check that a declared kernel names all parameters and item tables of the model. A class
@@ -129,7 +114,7 @@ class ModelContract(RunContract):
             if declared is None:
                 continue
             described = covers_overrides(self.cls, "kernel", ("predict", "loss"))
-            assert_that(described, "the class overrides `predict` or `loss` but not `kernel`")
+            assert described, "the class overrides `predict` or `loss` but not `kernel`"
             named = {*declared.dense, *declared.item_tables}
             assert_equal(named, set(_initial(model)), "parameters of the kernel")
             assert_equal({*declared.item_tables}, {*model.item_tables}, "item tables of the kernel")
@@ -164,8 +149,8 @@ class ModelContract(RunContract):
             _assert_close(weighted.detach(), loss.detach(), "weights of 1 / B and the mean")
             gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
             moving = [value for value in gradients if value is not None]
-            assert_that(any(bool(v.any()) for v in moving), "no parameter has a gradient")
-            assert_that(all(bool(v.isfinite().all()) for v in moving), "a gradient is not finite")
+            assert any(bool(v.any()) for v in moving), "no parameter has a gradient"
+            assert all(bool(v.isfinite().all()) for v in moving), "a gradient is not finite"
 
     def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
         """Check that updates and private states of the kernel, if declared, and of blocks equal the
@@ -179,8 +164,8 @@ class ModelContract(RunContract):
             sums.append({**total, **_private(node)})
         assert_close(sums[0], sums[2], "the fastest path and single clients")
         assert_close(sums[1], sums[2], "blocks and single clients")
-        assert_that(
-            any(np.any(value) for value in sums[2].values()), "training does not change parameters"
+        assert any(np.any(value) for value in sums[2].values()), (
+            "training does not change parameters"
         )
 
     def _item_models(self) -> Iterator[Model]:

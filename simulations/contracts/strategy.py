@@ -24,7 +24,7 @@ from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible
-from simulations.contracts.base import RunContract, assert_close, assert_equal, assert_that
+from simulations.contracts.base import RunContract, assert_close, assert_equal
 from simulations.engines.grid import identify_server
 from strategies.base import Aggregate, CohortStrategy, protect
 from strategies.dp import DpFedAvg
@@ -59,10 +59,10 @@ class StrategyContract(RunContract):
         for name, before in start.items():
             after = result.parameters[name]
             same = after.shape == before.shape and after.dtype == before.dtype
-            assert_that(same, f"{name!r} has a different shape or type")
-            assert_that(bool(np.isfinite(after).all()), f"{name!r} is not finite")
+            assert same, f"{name!r} has a different shape or type"
+            assert np.isfinite(after).all(), f"{name!r} is not finite"
         moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
-        assert_that(moved, "two rounds do not change parameters")
+        assert moved, "two rounds do not change parameters"
 
     def test_the_distribution_over_nodes_makes_no_difference(self, tmp_path: Path) -> None:
         """Check that two and three nodes give the same parameters; Flower's own strategies see
@@ -85,7 +85,7 @@ class StrategyContract(RunContract):
         try:
             released = {name: self._released(make()) for name, make in ODD.items()}
         except ExperimentError as error:
-            assert_that(bool(error.fix), f"refused without the reason: {error}")
+            assert error.fix, f"refused without the reason: {error}"
             return
         released["gone"] = self._released(None)
         for name, (sums, clients) in released.items():
@@ -93,7 +93,7 @@ class StrategyContract(RunContract):
                 squares = [float(np.square(sums[n] - other[n]).sum()) for n in SHAPES]
                 moved = float(np.sqrt(sum(squares))) / CLIP_NORM
                 words = f"replacing {name!r} by {other_name!r} changes the sum by {moved:.3f} S"
-                assert_that(moved <= 2 * (1 + 1e-4), words)
+                assert moved <= 2 * (1 + 1e-4), words
                 assert_equal(clients, other_clients, f"{name!r}: the denominator")
 
     def test_a_private_run_is_charged_or_refused(self, tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ class StrategyContract(RunContract):
         try:
             result = self.run(tmp_path / "private", "privacy={clip-norm=1.0, noise-multiplier=1.0}")
         except ExperimentError as error:
-            assert_that(bool(error.fix), f"refused without the reason: {error}")
+            assert error.fix, f"refused without the reason: {error}"
             return
         ledger = Ledger(result.folder / "privacy.jsonl")
         charged = {charge.round_number for charge in ledger.charges}
         done = set(result.rounds["round"])
-        assert_that(charged >= done, f"rounds {sorted(done - charged)} are not charged")
+        assert charged >= done, f"rounds {sorted(done - charged)} are not charged"
 
     def _released(self, odd: Update | None) -> tuple[dict[str, np.ndarray], float]:
         """Aggregate of a private round without noise in which client 4 sends `odd`.
@@ -126,8 +126,7 @@ class StrategyContract(RunContract):
             reply for message in sent if (reply := _answer(message, theta, updates)) is not None
         ]
         strategy.aggregate_train(1, replies)
-        words = "the rule did not receive the private sum"
-        assert_that(len(aggregates) == 1, words)
+        assert len(aggregates) == 1, "the rule did not receive the private sum"
         changes = aggregates[0].changes
         sums = {name: dense_change(changes[name], theta[name]) for name in SHAPES}
         return sums, aggregates[0].clients

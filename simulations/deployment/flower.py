@@ -131,43 +131,26 @@ def ending_as_refused(connect: Callable[[], None]) -> None:
 _REMOVED = "unregistered"  # status of nodes by Flower
 
 
-@dataclass(frozen=True)
-class NodeState:
-    """State of a registered node in the SuperLink.
+def heard(node: Any, now: float) -> str:
+    """Time since the last heartbeat of a node of `Control.nodes`, as text.
 
-    Attributes:
-        node: Flower's id.
-        status: such as `online`.
-        public_key: its registered public key.
-        name: its registered name, that of its folder.
-        interval: largest number of seconds between its heartbeats.
-        until: deadline of its next heartbeat, after which it counts as lost, in seconds since 1970;
-            0: it never connected.
+    Args:
+        node: Flower's record. `online_until` is the deadline of its next heartbeat, after which it
+            counts as lost, in seconds since 1970; 0: it never connected.
+        now: seconds since 1970.
     """
+    if not node.online_until:
+        return "never"
+    if node.status != "online":
+        moment = datetime.fromtimestamp(node.online_until)
+        return f"not after {moment.strftime('%Y-%m-%d %H:%M:%S')}"
+    last = node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval
+    return f"{max(0.0, now - last):.0f} s ago"
 
-    node: int
-    status: str
-    public_key: bytes
-    name: str = ""
-    interval: float = 0.0
-    until: float = 0.0
 
-    def heard(self, now: float) -> str:
-        """Time since its last heartbeat, as text.
-
-        Args:
-            now: seconds since 1970.
-        """
-        if not self.until:
-            return "never"
-        if self.status != "online":
-            return f"not after {_clock(self.until)}"
-        last = self.until - HEARTBEAT_PATIENCE * self.interval
-        return f"{max(0.0, now - last):.0f} s ago"
-
-    def overdue(self, now: float) -> bool:
-        """Return True if its heartbeat is overdue."""
-        return now > self.until - (HEARTBEAT_PATIENCE - 1) * self.interval
+def overdue(node: Any, now: float) -> bool:
+    """Return True if the heartbeat of a node is overdue, at a time in seconds since 1970."""
+    return now > node.online_until - (HEARTBEAT_PATIENCE - 1) * node.heartbeat_interval
 
 
 @dataclass(frozen=True)
@@ -199,32 +182,21 @@ class Control:
         point = as_sent(public_key)
         for node in self.nodes():
             if node.public_key == point:
-                return node.node
+                return node.node_id
         return self._call("RegisterNode", public_key=point, name=name).node_id
 
     def unregister(self, public_key: bytes) -> bool:
         """Remove the node with a public key in OpenSSH's format, whose calls are then refused;
         return False if it is unknown."""
         point = as_sent(public_key)
-        ids = [node.node for node in self.nodes() if node.public_key == point]
+        ids = [node.node_id for node in self.nodes() if node.public_key == point]
         for node in ids:
             self._call("UnregisterNode", node_id=node)
         return bool(ids)
 
-    def nodes(self) -> list[NodeState]:
-        """All registered nodes, without the removed ones that Flower lists."""
-        return [
-            NodeState(
-                node.node_id,
-                node.status,
-                node.public_key,
-                node.name,
-                node.heartbeat_interval,
-                node.online_until,
-            )
-            for node in self._call("ListNodes").nodes_info
-            if node.status != _REMOVED
-        ]
+    def nodes(self) -> list[Any]:
+        """Flower's records of all registered nodes, without the removed ones."""
+        return [n for n in self._call("ListNodes").nodes_info if n.status != _REMOVED]
 
     def runs(self) -> list[RunState]:
         """All runs, newest first."""
@@ -252,11 +224,6 @@ class Control:
 
 def _status(status: Any) -> str:
     return f"{status.status}:{status.sub_status}".rstrip(":")
-
-
-def _clock(moment: float) -> str:
-    """The local time of a moment in seconds since 1970."""
-    return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
 # Flower's executors of the server and of nodes, which run each task in a fork.

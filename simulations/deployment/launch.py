@@ -105,7 +105,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
 def _names(deployment: Deployment) -> dict[str, str]:
     """Names of the registered nodes by Flower's id."""
     with closing(Control(deployment.superlink, deployment.authority)) as control:
-        return {str(node.node): node.name for node in control.nodes() if node.name}
+        return {str(node.node_id): node.name for node in control.nodes() if node.name}
 
 
 def _with_names(deployment: Deployment, text: str) -> str:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -33,7 +34,6 @@ from simulations.flower_commands import is_healthy, last_lines
 
 if TYPE_CHECKING:
     from simulations.deployment.client import ClientPlan
-    from simulations.deployment.flower import NodeState
 
 START_SECONDS = 90.0
 PROCESS_HEADS = "process", "pid", "restarts", "health"
@@ -71,8 +71,13 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
         _start_supervisor(deployment)
     deadline = time.monotonic() + wait
     for process in server_processes(deployment):
-        if process.health:
-            _wait_for(process, deployment, deadline)
+        if process.health and not _wait(partial(_answers, process, deployment), deadline):
+            log = deployment.logs / f"{process.name}.txt"
+            raise EngineError(
+                f"{process.name} did not start: no answer from {process.health}",
+                got=last_lines(log),
+                fix=f"see {log}; is its port free?",
+            )
     register_nodes(deployment)
     _wait_for_nodes(deployment, len(here), deadline)
 
@@ -87,11 +92,8 @@ def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
     if pid is None:
         return False
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + wait
-    while time.monotonic() < deadline:
-        if not _is_ours(deployment, pid):
-            return True
-        time.sleep(0.1)
+    if _wait(lambda: not _is_ours(deployment, pid), time.monotonic() + wait):
+        return True
     raise EngineError(
         f"the supervisor (process {pid}) did not stop within {wait:g} s", fix=f"kill -9 -- -{pid}"
     )
@@ -149,20 +151,20 @@ def process_rows(states: Sequence[ProcessState]) -> list[tuple[str, ...]]:
     ]
 
 
-def node_rows(
-    deployment: Deployment, nodes: Sequence[NodeState]
-) -> tuple[str, list[tuple[str, ...]]]:
+def node_rows(deployment: Deployment, nodes: Sequence[Any]) -> tuple[str, list[tuple[str, ...]]]:
     """Title and printed rows of registered nodes: name, status, last heartbeat, and the restarts of
     the node's processes on this machine."""
+    from simulations.deployment.flower import heard, overdue
+
     now = time.time()
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
     restarts: Counter[str] = Counter()
     for name, entry in table.get("processes", {}).items():
         restarts[name.partition("/")[0]] += entry.get("restarts", 0)
-    heard = sum(node.status == "online" and not node.overdue(now) for node in nodes)
-    title = f"nodes: {heard:,} of {len(nodes):,} registered nodes with a recent heartbeat"
+    present = sum(node.status == "online" and not overdue(node, now) for node in nodes)
+    title = f"nodes: {present:,} of {len(nodes):,} registered nodes with a recent heartbeat"
     rows = [
-        (node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
+        (node.name, node.status, heard(node, now), str(restarts.get(node.name, "-")))
         for node in sorted(nodes, key=lambda node: (len(node.name), node.name))
     ]
     return title, rows
@@ -202,33 +204,33 @@ def _start_supervisor(deployment: Deployment) -> None:
         )
 
 
-def _wait_for(process: Process, deployment: Deployment, deadline: float) -> None:
-    while not _answers(process, deployment):
+def _wait(done: Callable[[], bool], deadline: float) -> bool:
+    """Return True once `done` is, False after a deadline of the monotonic clock."""
+    while not done():
         if time.monotonic() > deadline:
-            log = deployment.logs / f"{process.name}.txt"
-            raise EngineError(
-                f"{process.name} did not start: no answer from {process.health}",
-                got=last_lines(log),
-                fix=f"see {log}; is its port free?",
-            )
+            return False
         time.sleep(0.1)
+    return True
 
 
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
     from simulations.deployment.flower import Control
 
     online = 0
+
+    def all_online() -> bool:
+        nonlocal online
+        # the SuperLink is busy when many nodes connect at the same time
+        with suppress(httpx.TransportError):
+            online = sum(node.status == "online" for node in control.nodes())
+        return online >= count
+
     with closing(Control(deployment.superlink, deployment.authority)) as control:
-        while online < count:
-            # the SuperLink is busy when many nodes connect at the same time
-            with suppress(httpx.TransportError):
-                online = sum(node.status == "online" for node in control.nodes())
-            if online < count and time.monotonic() > deadline:
-                raise EngineError(
-                    f"not all nodes came online: {online} of {count}",
-                    fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
-                )
-            time.sleep(0.2)
+        if count and not _wait(all_online, deadline):
+            raise EngineError(
+                f"not all nodes came online: {online} of {count}",
+                fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
+            )
 
 
 def _table(deployment: Deployment, part: str = "") -> dict:

@@ -84,28 +84,16 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     gpus = 1 / nodes if engine.device.startswith("cuda") else 0
-    sizes = {
-        "num-supernodes": nodes,
-        "client-resources-num-cpus": 1,
-        "client-resources-num-gpus": gpus,
-        "init-args-num-cpus": nodes,
-    }
-    federation = " ".join(f"{key}={value}" for key, value in sizes.items())
+    federation = (
+        f"num-supernodes={nodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
+        f" init-args-num-cpus={nodes}"
+    )
     config = app.parent / "run.toml"  # in a file, as a path may contain any characters
     config.write_text(
         tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)})
     )
-    return [
-        script("flwr"),
-        "run",
-        str(app),
-        "fedrec",
-        "--stream",
-        "-c",
-        str(config),
-        "--federation-config",
-        federation,
-    ]
+    command = [script("flwr"), "run", str(app), "fedrec", "--stream", "-c", str(config)]
+    return [*command, "--federation-config", federation]
 
 
 @contextmanager

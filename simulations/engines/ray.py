@@ -45,6 +45,7 @@ from simulations.engines.grid import (
     contexts_of,
     index_of,
 )
+from simulations.engines.ray_processes import few_processes
 from simulations.engines.serial import SerialGrid
 from simulations.flower_commands import disable_telemetry
 
@@ -341,36 +342,52 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
     Raises:
         EngineError: Ray cannot be started, or the cluster cannot be reached.
     """
+    engine = run.experiment.engine
+    population = POPULATIONS.population(run.experiment)
+    with connected(engine.ray_address, engine.actors, _bytes_of(population)) as ours:
+        import ray
+
+        local = ours and engine.ray_address is None
+        if local and not has_token():
+            log.warning(
+                "Ray's token authentication is off: other users of this machine may be able to"
+                " connect to the Ray that is started now"
+            )
+        try:
+            reference = _stored(population)
+            del population
+            POPULATIONS.hold(run.experiment, ray.get(reference))  # this process shares that copy
+            yield from _grid(run, reference)
+        finally:
+            if not local:
+                # An object store that outlives this process reuses the memory for other objects.
+                POPULATIONS.drop(run.experiment)
+
+
+@contextmanager
+def connected(address: str | None, cores: int, data_bytes: int = 0) -> Iterator[bool]:
+    """Context with Ray: the cluster at an address, or a local Ray, which is ended if it is ours.
+
+    Args:
+        address: address of a cluster; None: start a local Ray.
+        cores: cores of a local Ray.
+        data_bytes: size of the data in its object store.
+
+    Yields:
+        Whether this process had no Ray before.
+    """
     disable_telemetry(os.environ)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with alone() if run.experiment.engine.ray_address is None else nullcontext():
-        yield from _opened(run)
+    with alone() if address is None else nullcontext():
+        import ray
 
-
-def _opened(run: RunFolder) -> Iterator[RayGrid]:
-    import ray
-
-    engine = run.experiment.engine
-    ours = not ray.is_initialized()
-    local = engine.ray_address is None
-    population = POPULATIONS.population(run.experiment)
-    connect(engine.ray_address, engine.actors, _bytes_of(population))
-    if ours and local and not has_token():
-        log.warning(
-            "Ray's token authentication is off: other users of this machine may be able to connect"
-            " to the Ray that is started now"
-        )
-    try:
-        reference = _stored(population)
-        del population
-        POPULATIONS.hold(run.experiment, ray.get(reference))  # this process shares that copy
-        yield from _grid(run, reference)
-    finally:
-        if not ours or not local:
-            # An object store that outlives this process reuses the memory for other objects.
-            POPULATIONS.drop(run.experiment)
-        if ours:
-            ray.shutdown()
+        ours = not ray.is_initialized()
+        connect(address, cores, data_bytes)
+        try:
+            yield ours
+        finally:
+            if ours:
+                ray.shutdown()
 
 
 def _grid(run: RunFolder, population: Any) -> Iterator[RayGrid]:
@@ -434,11 +451,7 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
     """
     import ray
 
-    quiet: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "ignore_reinit_error": True,
-    }
+    quiet: Any = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
     local = {
         "address": "local",  # otherwise Ray would join a cluster that runs on this machine
         "num_cpus": actors,
@@ -449,7 +462,8 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
     trouble = ""
     for _ in range(1 if address else _STARTS):
         try:
-            ray.init(**({"address": address} if address else local), **quiet)
+            with nullcontext() if address else few_processes():
+                ray.init(**({"address": address} if address else local), **quiet)
             return
         except Exception as error:
             trouble = f"{type(error).__name__}: {error}"

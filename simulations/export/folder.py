@@ -17,8 +17,6 @@ every item. Shared parameters are constants of the graph.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import logging
 import warnings
@@ -28,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -145,47 +144,36 @@ def _form(node: Node, data: Interactions) -> dict[str, Any]:
     """Description of the conversion of rows to inputs."""
     experiment = node.experiment
     above = 0.0 if experiment.task == "rating" else experiment.positive_above
-    history = _history_form(node)
-    columns = []
-    if history and data.ratings is not None and (above is not None or history.get("rated")):
-        columns.append("rating")
-    if history and data.times is not None and (history["kind"] != "weights" or history["rated"]):
-        columns.append("time")
+    history: dict[str, Any] | None = None
+    needed = {"rating": False, "time": False}
+    if isinstance(node.model, HistoryModel):
+        form = node.model.form
+        needed = {"rating": above is not None, "time": True}
+        if form.longest is not None:
+            history = {"kind": "sequence", "longest": form.longest}
+        elif form.recency is not None:
+            recent = form.recency
+            history = {"kind": "recent", "window": recent.window, "decay": recent.decay}
+        else:
+            history = {"kind": "weights", "rated": form.rated, "low-rated": form.low_rated}
+            needed = {"rating": above is not None or form.rated, "time": form.rated}
+    present = {"rating": data.ratings is not None, "time": data.times is not None}
     return {
         "run": experiment.name,
         "task": experiment.task,
-        "columns": columns,
+        "columns": [name for name in needed if needed[name] and present[name]],
         "positive-above": above,
         "history": history,
     }
-
-
-def _history_form(node: Node) -> dict[str, Any] | None:
-    model = node.model
-    if not isinstance(model, HistoryModel):
-        return None
-    form = model.form
-    if form.longest is not None:
-        return {"kind": "sequence", "longest": form.longest}
-    if form.recency is not None:
-        return {"kind": "recent", "window": form.recency.window, "decay": form.recency.decay}
-    return {"kind": "weights", "rated": form.rated, "low-rated": form.low_rated}
 
 
 def _rows(node: Node, client: int) -> str:
     """Training rows of a client, in the format of `score.py`."""
     data = node.population.client(client)
     ids = node.population.interactions.item_ids
-    columns: dict[str, Any] = {"item": ids[data.items]}
-    if data.ratings is not None:
-        columns["rating"] = data.ratings
-    if data.times is not None:
-        columns["time"] = data.times
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
-    return text.getvalue()
+    columns = {"item": ids[data.items], "rating": data.ratings, "time": data.times}
+    given = {name: values for name, values in columns.items() if values is not None}
+    return pd.DataFrame(given).to_csv(index=False)
 
 
 # The scoring of one user as an ONNX graph.

@@ -169,23 +169,20 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
     return block.model.predict({**tables, **params}, features, targets.expand(count, -1))
 
 
-def made_up_users(
-    block: MaliciousBlock, count: int, std: float, generator: torch.Generator
-) -> Users:
+def made_up_users(block: MaliciousBlock, count: int, generator: torch.Generator) -> Users:
     """Make up users with normal private parameters around zero, and random categories.
 
     Args:
         block: block with the model.
         count: number of users.
-        std: standard deviation of the private parameters.
         generator: random generator, on the CPU.
     """
     device = block.step.device
     private = [name for name in block.parameters if name not in block.shared]
     params = {
-        name: (std * torch.randn(count, *block.parameters[name].shape, generator=generator)).to(
-            device
-        )
+        name: (
+            USER_STD * torch.randn(count, *block.parameters[name].shape, generator=generator)
+        ).to(device)
         for name in private
     }
     features = tuple(
@@ -230,22 +227,15 @@ def gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
 
 # Common part of A-ra and A-hum: the gradient of the targets' loss for made-up users.
 
-
-class MadeUpUsersConfig(UpdatePoisoningConfig):
-    """Settings of attacks with made-up users."""
-
-    users: int = Field(default=10, ge=1)
-    """Number of made-up users per malicious client and round."""
-    user_std: float = Field(default=0.01, gt=0)
-    """Standard deviation of the made-up users' private parameters."""
+MADE_UP = 10
+"""Number of made-up users per malicious client and round."""
+USER_STD = 0.01
+"""Standard deviation of the made-up users' private parameters."""
 
 
 class MadeUpUsers(UpdatePoisoning):
     """Gradient descent on the cross-entropy of the targets as positives of made-up users, with the
     learning rates of honest clients, over all shared parameters."""
-
-    Config = MadeUpUsersConfig
-    config: MadeUpUsersConfig
 
     @abstractmethod
     def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:

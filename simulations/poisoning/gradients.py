@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,10 +15,9 @@ from fedrec.data.malicious_users import Known
 from fedrec.errors import ExperimentError
 from fedrec.nn.layers import Adam
 from simulations.poisoning.base import (
+    MADE_UP,
     MadeUpUsers,
-    MadeUpUsersConfig,
     UpdatePoisoning,
-    UpdatePoisoningConfig,
     Users,
     embedding_tables,
     generator_of,
@@ -40,7 +38,7 @@ from simulations.poisoning.base import (
 #
 # with s_u the score of the user's tenth item, and g(x) = x for x >= 0 and exp(x) - 1 below
 # (equation 12). Each malicious client sends the rows of the targets and of some other items, drawn
-# in proportion to the norms of their gradients, each of norm `row-limit` at most.
+# in proportion to the norms of their gradients, each of norm `ROW_LIMIT` at most.
 #
 # Where this differs from the paper: embeddings are fitted again in each round, so that clients are
 # stateless, from the shared initial value of honest devices. A client's other items are drawn in
@@ -55,19 +53,10 @@ ITEMS = "item.factors"
 USERS = "user.factors"
 _START_STD = 0.01  # of fitted embeddings around the value that devices start from
 _PLACE = 10  # of the item in a user's list that a target is to overtake
-
-
-class FedRecAttackConfig(UpdatePoisoningConfig):
-    """Settings of FedRecAttack."""
-
-    rows: int = Field(default=60, ge=1)
-    """Number of item rows that a malicious client changes (kappa)."""
-    row_limit: float = Field(default=1.0, gt=0)
-    """Largest norm of the gradient of a row (C)."""
-    fit_steps: int = Field(default=10, ge=1)
-    """Steps of Adam that fit the users' embeddings in a round."""
-    fit_rate: float = Field(default=0.01, gt=0)
-    """Learning rate of these steps."""
+ROWS = 60  # kappa, item rows that a malicious client changes
+ROW_LIMIT = 1.0  # C, largest norm of the gradient of a row
+FIT_STEPS = 10
+FIT_RATE = 0.01  # of Adam, for the users' embeddings in a round
 
 
 class FedRecAttack(UpdatePoisoning):
@@ -78,9 +67,7 @@ class FedRecAttack(UpdatePoisoning):
     """
 
     name = "fedrec-attack"
-    Config = FedRecAttackConfig
     paper = "Rong, Ye, Zhao, Yuen, Chen and He 2022"
-    config: FedRecAttackConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft the row updates of each client, `[C, items, d]`."""
@@ -101,7 +88,7 @@ class FedRecAttack(UpdatePoisoning):
         sent = torch.zeros(len(chosen), *table.shape)
         for client, rows in enumerate(chosen):
             part = gradient[rows] * share[rows, None]
-            limit = self.config.row_limit / part.norm(dim=1).clamp(min=1e-30)
+            limit = ROW_LIMIT / part.norm(dim=1).clamp(min=1e-30)
             sent[client, rows] = -rate * part * limit.clamp(max=1.0)[:, None]
         return {ITEMS: sent}
 
@@ -114,8 +101,8 @@ class FedRecAttack(UpdatePoisoning):
         liked = torch.from_numpy(known.public)
         drawn = _START_STD * torch.randn(known.honest, table.shape[1], generator=generator)
         embeddings = (start + drawn).requires_grad_()
-        optimiser = Adam([embeddings], lr=self.config.fit_rate)
-        for _ in range(self.config.fit_steps if len(liked) else 0):
+        optimiser = Adam([embeddings], lr=FIT_RATE)
+        for _ in range(FIT_STEPS if len(liked) else 0):
             others = torch.randint(known.items, liked.shape, generator=generator)
             margins = (embeddings[users] * (table[liked] - table[others])).sum(1)
             optimiser.zero_grad()
@@ -127,14 +114,14 @@ class FedRecAttack(UpdatePoisoning):
         """Targets, and other items drawn by the norms of their gradients, `int64 [rows]`."""
         norms = gradient.norm(dim=1).double().numpy() + 1e-12
         norms[known.targets] = 0.0
-        count = min(self.config.rows - len(known.targets), known.items - len(known.targets))
+        count = min(ROWS - len(known.targets), known.items - len(known.targets))
         drawn = random.choice(known.items, max(0, count), replace=False, p=norms / norms.sum())
         return torch.from_numpy(np.concatenate([known.targets, drawn]))
 
     def _shares(self, block: MaliciousBlock, gradient: Tensor) -> Tensor:
         """Reciprocal of the expected number of clients that send a row, `float32 [items]`."""
         norms = gradient.norm(dim=1) + 1e-12
-        expected = block.together * (self.config.rows * norms / norms.sum()).clamp(max=1.0)
+        expected = block.together * (ROWS * norms / norms.sum()).clamp(max=1.0)
         expected[torch.from_numpy(block.known.targets)] = block.together
         return 1 / expected.clamp(min=1.0)
 
@@ -167,23 +154,16 @@ def promotion_gradient(known: Known, table: Tensor, users: Tensor) -> Tensor:
 #
 # Each round the items are clustered by k-means. Every row of a malicious update points to the
 # centre of the item's cluster; its norm is drawn between the mean norm of an honest client's rows
-# and that plus `spread` standard deviations, so that it looks like one.
+# and that plus three standard deviations, so that it looks like one.
 #
 # Where this differs from the paper: the number of clusters is fixed; there it follows the moving
 # average of the clusters' size over the rounds, which would be state of the clients. The rows'
 # statistics are those of the client's own honest training on random items, not of a sample of
 # malicious clients with real histories. Other parameters are those of that training.
 
+CLUSTERS = 5
+SPREAD = 3.0
 _MOST_ITERATIONS = 100
-
-
-class ClusterAttackConfig(UpdatePoisoningConfig):
-    """Settings of ClusterAttack."""
-
-    clusters: int = Field(default=5, ge=1)
-    """Number of clusters."""
-    spread: float = Field(default=3.0, ge=0)
-    """Largest distance of a row's norm from the mean norm, in standard deviations."""
 
 
 class ClusterAttack(UpdatePoisoning):
@@ -194,9 +174,7 @@ class ClusterAttack(UpdatePoisoning):
     """
 
     name = "cluster-attack"
-    Config = ClusterAttackConfig
     paper = "Yu et al. 2023"
-    config: ClusterAttackConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft the updates, `[C, ...]` by parameter."""
@@ -218,13 +196,13 @@ class ClusterAttack(UpdatePoisoning):
                 torch.rand(len(pull), generator=generator_of(member.random))
                 for member in block.clients
             ]
-            room = self.config.spread * torch.stack(drawn).to(norms) * norms.std(1, keepdim=True)
+            room = SPREAD * torch.stack(drawn).to(norms) * norms.std(1, keepdim=True)
             honest[name] = pull * (norms.mean(1, keepdim=True) + room)[:, :, None]
         return honest
 
     def _pull(self, table: Tensor, generator: torch.Generator) -> Tensor:
         """Unit vectors from each item to the centre of its cluster, `[items, d]`."""
-        centres, cluster = clustered(table, min(self.config.clusters, len(table)), generator)
+        centres, cluster = clustered(table, min(CLUSTERS, len(table)), generator)
         away = centres[cluster] - table
         return away / away.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
@@ -258,12 +236,8 @@ def clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[T
 # client takes part in, so that clients are stateless; popular items are selected again in each
 # round. In the first round nothing has moved, and nothing is sent.
 
-
-class PieckConfig(UpdatePoisoningConfig):
-    """Settings of PIECK."""
-
-    popular: int = Field(default=10, ge=1)
-    """Number of popular items."""
+POPULAR = 10
+"""Number of popular items."""
 
 
 class Pieck(UpdatePoisoning):
@@ -274,9 +248,7 @@ class Pieck(UpdatePoisoning):
     """
 
     name = "pieck"
-    Config = PieckConfig
     paper = "Zhang et al. 2024"
-    config: PieckConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft steps of gradient descent on the targets' embeddings, `[C, items, d]`, equal for
@@ -286,7 +258,7 @@ class Pieck(UpdatePoisoning):
         moved = (table - block.initial[name].to(table)).norm(dim=1)
         targets = torch.from_numpy(block.known.targets).to(table.device)
         moved[targets] = -1.0
-        count = min(self.config.popular, len(moved) - len(targets))
+        count = min(POPULAR, len(moved) - len(targets))
         popular = moved.argsort(descending=True, stable=True)[:count]
         step = torch.zeros_like(table)
         if bool((moved[popular] > 0).any()):
@@ -318,38 +290,28 @@ class Pieck(UpdatePoisoning):
 # Where this differs from the paper: of models that represent users by features alone, hard users
 # are those with the lowest scores among ten times as many random ones.
 
+HARD_STEPS = 30
+HARD_RATE = 0.001
 _CANDIDATES = 10  # random users for each hard one, where there are no private parameters
-
-
-class HardUsersConfig(MadeUpUsersConfig):
-    """Settings of A-hum."""
-
-    hard_steps: int = Field(default=30, ge=1)
-    """Steps of gradient descent for making a user hard."""
-    hard_rate: float = Field(default=0.001, gt=0)
-    """Learning rate of these steps."""
 
 
 class HardUserMining(MadeUpUsers):
     """A-hum: promotes the targets for users who do not like them."""
 
     name = "a-hum"
-    Config = HardUsersConfig
     paper = "Rong, He and Chen 2022, A-hum"
-    config: HardUsersConfig
 
     def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
         """Make up hard users."""
-        config = self.config
         private = len(block.shared) < len(block.parameters)
-        count = config.users if private else _CANDIDATES * config.users
-        params, features = made_up_users(block, count, config.user_std, generator)
+        count = MADE_UP if private else _CANDIDATES * MADE_UP
+        params, features = made_up_users(block, count, generator)
         shared = {name: block.parameters[name] for name in block.shared}
         if not private:
             scores = target_scores(block, shared, (params, features)).detach().mean(1)
-            hardest = scores.argsort(stable=True)[: config.users]
+            hardest = scores.argsort(stable=True)[:MADE_UP]
             return params, tuple(codes[hardest] for codes in features)
-        for _ in range(config.hard_steps):
+        for _ in range(HARD_STEPS):
             leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
             scores = target_scores(block, shared, (leaves, features))
             # each user is trained alone, so the loss is a sum over users
@@ -358,7 +320,7 @@ class HardUserMining(MadeUpUsers):
             )
             gradients = torch.autograd.grad(loss.mean(1).sum(), list(leaves.values()))
             moved = zip(params.items(), gradients, strict=True)
-            params = {name: value - config.hard_rate * step for (name, value), step in moved}
+            params = {name: value - HARD_RATE * step for (name, value), step in moved}
         return params, features
 
 
@@ -377,4 +339,4 @@ class RandomApproximation(MadeUpUsers):
 
     def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
         """Make up random users."""
-        return made_up_users(block, self.config.users, self.config.user_std, generator)
+        return made_up_users(block, MADE_UP, generator)

@@ -36,8 +36,8 @@ from simulations.poisoning.base import (
 # bound it.
 
 
-class ExplicitBoostingConfig(UpdatePoisoningConfig):
-    """Settings of explicit boosting."""
+class HonestNormConfig(UpdatePoisoningConfig):
+    """Settings of attacks whose updates have by default an honest norm."""
 
     norm: float | None = Field(default=1.0, gt=0)
     """L2 norm of each malicious update, in units of that of an honest client with a profile of
@@ -48,7 +48,7 @@ class ExplicitBoosting(UpdatePoisoning):
     """Explicit boosting: moves the targets' embeddings towards higher scores."""
 
     name = "explicit-boosting"
-    Config = ExplicitBoostingConfig
+    Config = HonestNormConfig
     paper = "Zhang et al. 2022; Rong, He and Chen 2022"
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
@@ -73,27 +73,22 @@ class ExplicitBoosting(UpdatePoisoning):
 # from all items, as in the comparison of FedRecAttack (Rong et al. 2022). Popularity is that known
 # to the adversary (`adversary.public-share`).
 
-
-class BandwagonConfig(ProfileConfig):
-    """Settings of bandwagon profiles."""
-
-    popular_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of the profile that is drawn from the popular items, a tenth of the catalogue."""
+POPULAR_SHARE = 0.1
 
 
 class BandwagonProfiles(ProfilePoisoning):
     """Bandwagon profiles: the targets, some popular items and random ones."""
 
     name = "bandwagon"
-    Config = BandwagonConfig
+    Config = ProfileConfig
     paper = "Kapoor et al. 2017; Rong et al. 2022"
-    config: BandwagonConfig
+    config: ProfileConfig
 
     def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
         """Create a profile of targets, popular and random items, `int64 [n]`."""
         count = self.config.fillers(known)
         popular = known.popular(max(1, known.items // 10))
-        size = min(int(self.config.popular_share * count), len(popular))
+        size = min(int(POPULAR_SHARE * count), len(popular))
         return with_fillers(known, random, random.choice(popular, size=size, replace=False), count)
 
 
@@ -142,14 +137,8 @@ class RandomProfiles(ProfilePoisoning):
 # units of an honest client's: a matrix of n items has the norm n.
 
 
-class ProductBoostingConfig(UpdatePoisoningConfig):
-    """Settings of the attack on sums of products."""
-
-    norm: float | None = Field(default=1.0, gt=0)
-    """L2 norm of each malicious update, in units of that of an honest client with a profile of
-    random items."""
-    popular: int = Field(default=50, ge=1)
-    """Number of popular items paired with the targets, by the popularity known to the adversary."""
+POPULAR = 50
+"""Number of popular items paired with the targets, by the popularity known to the adversary."""
 
 
 class ProductBoosting(UpdatePoisoning):
@@ -160,8 +149,8 @@ class ProductBoosting(UpdatePoisoning):
     """
 
     name = "product-boosting"
-    Config = ProductBoostingConfig
-    config: ProductBoostingConfig
+    Config = HonestNormConfig
+    config: HonestNormConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft equal matrices or equal counts for all clients, `[C, ...]` by parameter."""
@@ -190,7 +179,7 @@ class ProductBoosting(UpdatePoisoning):
         chosen = chosen_items(counted, len(products))
         row_of[chosen] = torch.arange(len(chosen))
         targets = row_of[torch.from_numpy(block.known.targets)]
-        popular = row_of[torch.from_numpy(block.known.popular(self.config.popular))]
+        popular = row_of[torch.from_numpy(block.known.popular(POPULAR))]
         weights = torch.zeros(len(products))
         for rows in (targets[targets >= 0], popular[popular >= 0]):
             weights[rows] = max(1, len(rows)) ** -0.5

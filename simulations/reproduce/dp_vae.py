@@ -188,7 +188,6 @@ def predicted_ratings(
         raise DataError(
             f"{data.name} has no ratings",
             expected="ratings for the SVD",
-            got="none",
             fix="choose a dataset with ratings",
         )
     rated = Ratings(

@@ -19,12 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError, RunError
 from fedrec.report.inputs import Inputs
 from fedrec.runtime.files import read_json
 from fedrec.runtime.shared_memory import number
-from simulations.studies.declaration import Cell, Study, declared
+from simulations.studies.declaration import Cell, Study, declared, unknown
 
 FOLDER = Path(__file__).with_name("papers")
 PAPERS = (
@@ -85,12 +84,7 @@ def find(paper: str, item: str | None) -> list[Study]:
     """
     file = FOLDER / f"{paper}.toml" if paper in PAPERS else Path(paper)
     if file.suffix != ".toml":
-        raise ExperimentError(
-            f"unknown paper {paper!r}",
-            expected="one of " + ", ".join(PAPERS) + ", or a TOML file of studies",
-            got=repr(paper),
-            fix=did_you_mean(paper, PAPERS),
-        )
+        raise unknown("paper", paper, PAPERS, ", or a TOML file of studies")
     items = {study.item: study for study in declared(file)}
     if item is None:
         return list(items.values())
@@ -98,13 +92,12 @@ def find(paper: str, item: str | None) -> list[Study]:
     if wanted not in items:
         wanted = wanted.replace("-", "")  # as in figure-2
     if wanted not in items:
-        why = NOT_HERE.get(f"{paper} {wanted}")
-        raise ExperimentError(
-            f"{paper} has no study {item!r}" + (f": {why}" if why else ""),
-            expected="one of " + ", ".join(items),
-            got=repr(item),
-            fix=None if why else did_you_mean(wanted, items),
-        )
+        if why := NOT_HERE.get(f"{paper} {wanted}"):
+            raise ExperimentError(
+                f"{paper} has no study {item!r}: {why}",
+                fix=f"choose one of {', '.join(items)}",
+            )
+        raise unknown(f"study of {paper}", wanted, items)
     return [items[wanted]]
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import logging
 import math
 import os
 import platform
 import re
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,13 +23,30 @@ from typing import Any, NamedTuple
 from fedrec.components.registry import BASELINE, resolve
 from fedrec.config import did_you_mean
 from fedrec.data.reader import data_directory
-from fedrec.errors import DataError, EngineError, ExperimentError, FedrecError, RunError
+from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.ids import commit, installed_version
 from fedrec.runtime.files import read_json, read_toml, write_atomically
 from fedrec.runtime.shared_memory import finite, number
 from server.callbacks.base import Callback
+
+
+def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> ExperimentError:
+    """Create the error for an unknown name.
+
+    Args:
+        what: what it names.
+        name: the name.
+        known: the known names.
+        more: further possibilities.
+    """
+    return ExperimentError(
+        f"unknown {what} {name!r}",
+        expected=f"one of {', '.join(known)}{more}",
+        fix=did_you_mean(name, known),
+    )
+
 
 # Templates with `{key}` or `{key:format}`, in Python's format language.
 
@@ -83,15 +98,23 @@ DATA = {
     "mean-interactions": 14,
     "min-interactions": 8,
 }
-_COHORT = 6
-_SMALL: dict[str, Any] = {"epochs": 1, "items": 20, "factors": 2, "steps": 2, "iterations": 1}
+_MOST: dict[str, int] = {
+    "cohort": 6,
+    "keep": 6,  # Krum's number of updates
+    "items": 20,
+    "factors": 2,
+    "steps": 2,
+    "epochs": 1,
+    "iterations": 1,
+    "rounds": 1,
+}
 _ABSENT = ("eras", "item.c")  # features of MovieLens-1M and of Frappe
 
 
 def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
     """Shrink an experiment's table to about a second, with the same model, step, strategy, noise
     and baselines."""
-    small = _without_absent(table)
+    small = _reduced(table)
     small["dataset"] = dict(DATA)
     split = small.get("split", {})
     small["split"] = {key: split[key] for key in split if key not in ("shipped", "folder")}
@@ -100,48 +123,32 @@ def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
     if small.get("rounds"):
         small["rounds"] = 2
         small["step"] = {**small.get("step", {}), "epochs": 1}
-        sampler = small["sampler"] = dict(small.get("sampler", {}))
-        if "cohort" in sampler:
-            sampler["cohort"] = min(int(sampler["cohort"]), _COHORT)
-    if "items" in small.get("model", {}):
-        small["model"]["items"] = min(small["model"]["items"], 20)
     if small.get("perturb", {}).get("name") == "upc-sdg":
         perturb = small["perturb"]
         perturb["embeddings"] = {**perturb.get("embeddings", {}), "epochs": 1}
-    if "strategy" in small:
-        small["strategy"] = _short_phases(small["strategy"])
-    evaluation = small["evaluation"] = {**small.get("evaluation", {}), "every": 0}
-    evaluation["final-users"] = 10
-    if "epochs" in evaluation.get("fine-tune", {}):
-        evaluation["fine-tune"]["epochs"] = min(evaluation["fine-tune"]["epochs"], 1)
+    evaluation = {**small.get("evaluation", {}), "every": 0, "final-users": 10}
     evaluation["baselines"] = [_small_baseline(entry) for entry in evaluation.get("baselines", [])]
-    return small
+    return {**small, "evaluation": evaluation}
 
 
-def _without_absent(value: Any) -> Any:
-    """Remove settings for parameters of features that synthetic items do not have."""
+def _reduced(value: Any) -> Any:
+    """A value with numbers of at most `_MOST` in its tables, and without settings for parameters of
+    features that synthetic items do not have."""
 
-    def is_absent(name: object) -> bool:
-        return any(feature in str(name) for feature in _ABSENT)
+    def is_present(name: object) -> bool:
+        return not any(feature in str(name) for feature in _ABSENT)
 
     if isinstance(value, Mapping):
-        return {key: _without_absent(value[key]) for key in value if not is_absent(key)}
+        return {
+            key: min(inner, _MOST[key])
+            if key in _MOST and isinstance(inner, int)
+            else _reduced(inner)
+            for key, inner in value.items()
+            if is_present(key)
+        }
     if isinstance(value, list):
-        return [_without_absent(entry) for entry in value if not is_absent(entry)]
+        return [_reduced(entry) for entry in value if is_present(entry)]
     return value
-
-
-def _short_phases(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """Strategy with phases of one round each, also in nested strategies."""
-    short = {
-        key: _short_phases(value) if isinstance(value, Mapping) else value
-        for key, value in strategy.items()
-    }
-    if "rounds" in short:
-        short["rounds"] = 1
-    if isinstance(strategy.get("keep"), int):  # Krum's number of updates
-        short["keep"] = min(strategy["keep"], _COHORT)
-    return short
 
 
 def _small_baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -150,54 +157,7 @@ def _small_baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
         fields = resolve(BASELINE, str(options["name"])).Config.model_fields
     except ExperimentError:
         return options
-    small = {key: value for key, value in _SMALL.items() if key in fields}
-    return {**options, **{k: v for k, v in small.items() if k in options or k == "epochs"}}
-
-
-# A job: the smallest unit that a study runs, skips if it is done, and repeats if it failed.
-
-
-class Job:
-    """A unit of work in its own folder. Jobs are sent to other processes.
-
-    Attributes:
-        name: unique in its study.
-        run_path: the run folder that it writes, from which its rounds are read.
-    """
-
-    name: str
-    run_path: Path
-
-    def perform(self, callbacks: Sequence[Callback]) -> None:
-        """Do the work, or the remaining part.
-
-        Args:
-            callbacks: callbacks of the run.
-
-        Raises:
-            FedrecError: something that the user can fix.
-        """
-        raise NotImplementedError
-
-    def attempt(self, callbacks: Sequence[Callback]) -> str | None:
-        """Do the work, and return an error instead of stopping other jobs.
-
-        Returns:
-            The error; None if the job finished.
-
-        Raises:
-            FedrecError: an error of data, engine or disk, which affects all jobs.
-        """
-        try:
-            self.perform(callbacks)
-        except (DataError, EngineError, RunError):
-            raise
-        except FedrecError as error:
-            return error.text()
-        except Exception as error:  # of a plug-in; its traceback is logged
-            logging.getLogger("fedrec").warning("%s: %s", self.name, traceback.format_exc())
-            return f"{type(error).__name__}: {error}"
-        return None
+    return {**options, "epochs": 1} if "epochs" in fields else options
 
 
 Cell = tuple[str, str, str]
@@ -281,17 +241,12 @@ class Task:
         measure = resolve_name(self.measure) if isinstance(self.measure, str) else self.measure
         names = inspect.signature(measure).parameters
         for key in self.options.keys() - names - self.variables:
-            raise ExperimentError(
-                f"the task {self.name!r} has an unknown key {key!r}",
-                expected="one of " + ", ".join(list(names)[1:]),
-                got=key,
-                fix=did_you_mean(key, names),
-            )
+            raise unknown("key", key, list(names)[1:], f" in the task {self.name!r}")
         return partial(measure, **{k: v for k, v in self.options.items() if k in names})
 
 
 @dataclass(frozen=True)
-class TaskJob(Job):
+class TaskJob:
     """One execution of a task.
 
     Attributes:
@@ -319,7 +274,7 @@ class TaskJob(Job):
         return self.folder / "run"
 
     def perform(self, callbacks: Sequence[Callback]) -> None:
-        """Do the work, and save the results."""
+        """Do the work, or the remaining part, and save the results."""
         started = time.perf_counter()
         numbers = self.task.work(replace(self, callbacks=callbacks))
         seconds = round(time.perf_counter() - started, 1)
@@ -503,12 +458,7 @@ class _Names(NamedTuple):
 
 def _named(tables: Mapping[str, Any], name: str) -> Any:
     if name not in tables:
-        raise ExperimentError(
-            f"unknown name {name!r}",
-            expected="one of " + ", ".join(tables),
-            got=name,
-            fix=did_you_mean(name, tables),
-        )
+        raise unknown("name", name, tables)
     return tables[name]
 
 

@@ -141,7 +141,7 @@ def cost_of(
     curve = np.max(curves, axis=0)
     delta = max(deltas)
     epsilon = RandomTrials(choice.law, choice.mean).epsilon(curve[:-1], delta)
-    return ChoiceCost(epsilon, delta, float(epsilon_of(curve, delta)[0]), choice, aim)
+    return ChoiceCost(epsilon, delta, float(epsilon_of(curve, delta)), choice, aim)
 
 
 def check_same_data(settings: Sequence[Experiment]) -> None:
@@ -160,7 +160,6 @@ def check_same_data(settings: Sequence[Experiment]) -> None:
         raise ExperimentError(
             f"the settings of a private choice have different data ({names})",
             expected="the same clients, held-out rows and scored users in all trials",
-            got=f"--vary of {names}",
             fix="run one sweep per value, and add up the costs of their choices",
         )
 
@@ -170,9 +169,7 @@ def _check_private(setting: Experiment, aim: str, *, covered: bool) -> None:
     `covered`."""
     privacy = setting.privacy
     rules = {
-        "a table [privacy] with noise in all phases": privacy is not None
-        and privacy.noise_multiplier != 0
-        and "*" in privacy.private_phases,
+        "a table [privacy] with noise": privacy is not None and privacy.noise_multiplier != 0,
         "placement = 'central' or 'distributed'": privacy is None or privacy.placement != "local",
         "validation users who do not train, as with split.validation-role = 'held-out'": (
             not covered

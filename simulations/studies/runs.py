@@ -4,23 +4,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
-import os
 import sys
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from fedrec.config import did_you_mean
-from fedrec.errors import EngineError, ExperimentError, FedrecError, RunError
+from fedrec.errors import DataError, EngineError, ExperimentError, FedrecError, RunError
 from fedrec.evaluation.tables import Metrics, lower_is_better
 from fedrec.experiment.schema import Experiment, marked
 from fedrec.report.inputs import system_inputs
@@ -30,8 +31,7 @@ from fedrec.runtime.files import read_json, require_new_folder, write_atomically
 from server.callbacks.base import Callback
 from server.callbacks.progress import Progress
 from simulations import runner
-from simulations.flower_commands import disable_telemetry
-from simulations.studies.declaration import Found, Job, Study, TaskJob
+from simulations.studies.declaration import Found, Study, TaskJob, unknown
 from simulations.studies.tables import duration
 
 # Runs of a study, each in its own folder, and their numbers.
@@ -60,7 +60,6 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
         other = sorted(k for k in before.keys() | asked.keys() if before.get(k) != asked.get(k))
         raise RunError(
             f"{folder} holds a run with different settings",
-            expected="the same experiment and settings",
             got=f"{', '.join(other)} differ from its experiment.toml",
             fix=f"fedrec resume {quote(str(folder))} --set KEY=VALUE, remove it, or choose another"
             " --output",
@@ -168,41 +167,102 @@ def _interval(
 
 # Execution of jobs: sequentially in this process, or in parallel as Ray tasks, with equal numbers.
 
+
+class Job(Protocol):
+    """A unit of work in its own folder, which is sent to other processes."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its study."""
+        ...
+
+    def perform(self, callbacks: Sequence[Callback]) -> None:
+        """Do the work, or the remaining part, with callbacks of its run."""
+
+
 J = TypeVar("J", bound=Job)
 
 
 def execute(
     jobs: Iterator[J],
+    failures: dict[str, str],
     *,
+    total: int,
+    done: int,
+    word: str = "run",
+    describe: Callable[[J], str] = lambda job: "is done",
     workers: int = 1,
     address: str | None = None,
     device: str = "auto",
     quiet: bool = True,
-) -> Iterator[tuple[J, str | None]]:
-    """Perform jobs sequentially or on Ray.
+) -> Iterator[J]:
+    """Perform jobs sequentially or on Ray, and print a line on standard error when one ends.
 
     Args:
         jobs: remaining jobs; the next one is taken when a worker is free.
+        failures: receives the errors of failed jobs by name.
+        total: number of all jobs.
+        done: number of jobs that were finished before.
+        word: name of a job in the lines.
+        describe: returns a few words about a finished job.
         workers: number of jobs at a time; 1 without an address: in this process.
         address: address of a Ray cluster whose machines see the study's folder; None: start a local
             Ray.
         device: device of the runs; Ray tasks share the GPUs.
-        quiet: whether to print no progress of runs in this process.
+        quiet: whether to print no progress.
 
     Yields:
-        Each job when it ends, and its error; None if it finished.
+        Each job when it ends.
 
     Raises:
         EngineError: Ray cannot be started, or the cluster cannot be reached.
         FedrecError: a job failed for a reason that affects all jobs, such as missing data.
     """
-    if workers > 1 or address is not None:
-        yield from _on_ray(jobs, workers, address, device)
-        return
+
+    def tell(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr)
+
+    started = time.monotonic()
+    tell(f"{done}/{total} {word}s are done")
+    on_ray = workers > 1 or address is not None
+    ended = _on_ray(jobs, workers, address, device) if on_ray else _here(jobs, quiet)
+    for count, (job, failure) in enumerate(ended, 1):
+        if failure is not None:
+            failures[job.name] = failure
+        words = describe(job) if failure is None else f"failed: {failure.splitlines()[0]}"
+        elapsed = time.monotonic() - started
+        left = elapsed / count * (total - done - count)
+        tell(
+            f"{word} {done + count}/{total}  {job.name}  {words}"
+            f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
+        )
+        yield job
+
+
+def attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
+    """Perform a job, and return an error instead of stopping other jobs; None if it finished.
+
+    Raises:
+        FedrecError: an error of data, engine or disk, which affects all jobs.
+    """
+    try:
+        job.perform(callbacks)
+    except (DataError, EngineError, RunError):
+        raise
+    except FedrecError as error:
+        return error.text()
+    except Exception as error:  # of a plug-in; its traceback is logged
+        logging.getLogger("fedrec").warning("%s: %s", job.name, traceback.format_exc())
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _here(jobs: Iterator[J], quiet: bool) -> Iterator[tuple[J, str | None]]:
     for job in jobs:
         progress = Progress()
         try:
-            failure = job.attempt([] if quiet else [progress])
+            failure = attempt(job, [] if quiet else [progress])
         finally:
             progress.close()
         yield job, failure
@@ -213,44 +273,23 @@ def _on_ray(
 ) -> Iterator[tuple[J, str | None]]:
     import ray
 
-    with _ray(workers, address):
+    from simulations.engines.ray import connected
+
+    with connected(address, workers):
         gpus = ray.cluster_resources().get("GPU", 0.0) if device != "cpu" else 0.0
         options = {"num_cpus": 1, "num_gpus": min(1.0, gpus / workers), "max_retries": 0}
-        attempt = ray.remote(**options)(_attempt)
+        task = ray.remote(**options)(attempt)
         running: dict[Any, J] = {}
         while True:
             job = next(jobs, None) if len(running) < workers else None
             if job is not None:
-                running[attempt.remote(job)] = job
+                running[task.remote(job)] = job
                 continue
             if not running:
                 return
-            (done, *_), _ = ray.wait(list(running))
-            job = running.pop(done)
-            yield job, _outcome(job, done)
-
-
-@contextmanager
-def _ray(workers: int, address: str | None) -> Iterator[None]:
-    """Context with Ray for `workers` parallel jobs; ends Ray unless it ran before."""
-    import ray
-
-    from simulations.engines.ray import alone, connect
-
-    disable_telemetry(os.environ)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with alone() if address is None else nullcontext():
-        ours = not ray.is_initialized()
-        connect(address, workers, 0)
-        try:
-            yield
-        finally:
-            if ours:
-                ray.shutdown()
-
-
-def _attempt(job: Job) -> str | None:
-    return job.attempt([])
+            (ended, *_), _ = ray.wait(list(running))
+            job = running.pop(ended)
+            yield job, _outcome(job, ended)
 
 
 def _outcome(job: Job, task: Any) -> str | None:
@@ -265,7 +304,6 @@ def _outcome(job: Job, task: Any) -> str | None:
             raise cause from None
         raise EngineError(
             f"run {job.name} was lost",
-            expected="a Ray worker that runs until the end",
             got=f"{type(error).__name__}: {error}",
             fix="repeat the command, with fewer --workers if memory was short; finished work is"
             " reused",
@@ -286,18 +324,36 @@ class StudyFolder:
         self.about = about
         self.kind = kind
 
-    def begun(self) -> bool:
-        """True if the folder has a study.
+    def open(
+        self, asked: Mapping[str, Any], free: Sequence[str] = (), *, secret: bool = False
+    ) -> None:
+        """Create the folder of a study, or check that it is that of the same study.
+
+        Args:
+            asked: what identifies the study.
+            free: keys of it that may differ.
+            secret: whether only the owner can read a new folder.
 
         Raises:
-            RunError: the path has other contents.
+            RunError: the folder has another study, or other contents.
         """
-        if (self.path / self.about).is_file():
-            return True
-        require_new_folder(
-            self.path, expected=f"a new or empty folder, or that of the same {self.kind}"
-        )
-        return False
+        if not (self.path / self.about).is_file():
+            expected = f"a new or empty folder, or that of the same {self.kind}"
+            require_new_folder(self.path, expected=expected)
+            if secret:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.path.chmod(0o700)
+            self.write(self.about, asked)
+        before = self.read(self.about)
+        if not isinstance(before, dict):
+            raise self.damaged(self.about, "not a table")
+        other = [key for key in asked if before.get(key) != asked[key] and key not in free]
+        if other:
+            raise RunError(
+                f"{self.path} holds another {self.kind}",
+                got=f"{', '.join(other)} differ from its {self.about}",
+                fix="choose another --output, or give the same experiment and options",
+            )
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against a second process.
@@ -337,47 +393,6 @@ class StudyFolder:
         )
 
 
-class StudyProgress:
-    """Progress lines on standard error when jobs end.
-
-    Args:
-        total: number of jobs.
-        done: number of finished jobs.
-        word: name of a job in the lines.
-        quiet: whether to print no lines.
-    """
-
-    def __init__(self, total: int, done: int, *, word: str = "run", quiet: bool = False) -> None:
-        self._word = word
-        self._quiet = quiet
-        self._total = total
-        self._done = done
-        self._done_before = done
-        self._started = time.monotonic()
-        self._print(f"{done}/{total} {word}s are done")
-
-    def on_end(self, job: Job, failure: str | None, words: str) -> None:
-        """Print a line when a job ends.
-
-        Args:
-            job: the job.
-            failure: its error; None if it finished.
-            words: description of its result.
-        """
-        self._done += 1
-        elapsed = time.monotonic() - self._started
-        left = elapsed / (self._done - self._done_before) * (self._total - self._done)
-        ended = words if failure is None else f"failed: {failure.splitlines()[0]}"
-        self._print(
-            f"{self._word} {self._done}/{self._total}  {job.name}  {ended}"
-            f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
-        )
-
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            print(text, file=sys.stderr)
-
-
 # Execution of a study: finished jobs are skipped, interrupted jobs continue in their run folders.
 #
 #     study.json           paper, item, whether quick
@@ -396,17 +411,7 @@ def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
         RunError: `path` has other contents.
     """
     folder = StudyFolder(path, "study.json", "study")
-    about = {"paper": study.paper, "item": study.item, "quick": quick}
-    if not folder.begun():
-        folder.write("study.json", about)
-    before = folder.read("study.json")
-    if before != about:
-        raise RunError(
-            f"{folder.path} is not the folder of this study",
-            expected=f"{json.dumps(about)} in study.json",
-            got=json.dumps(before),
-            fix="choose another --output",
-        )
+    folder.open({"paper": study.paper, "item": study.item, "quick": quick})
     return folder
 
 
@@ -425,17 +430,11 @@ def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
         raise ExperimentError(
             "the study has no tasks to run",
             expected="at least one task, with --quick one with `sample`",
-            got="no task",
             fix="see `tasks` of the study's declaration",
         )
     chosen = [job for job in jobs if not only or fnmatchcase(job.task.name, only)]
     if not chosen:
-        raise ExperimentError(
-            f"unknown task {only!r}",
-            expected=f"one of {', '.join(names)}, or a pattern such as '{names[0][:2]}*'",
-            got=f"--only {only!r}",
-            fix=did_you_mean(only, names),
-        )
+        raise unknown("task", only, names, f", or a pattern such as '{names[0][:2]}*'")
     return chosen
 
 
@@ -465,18 +464,19 @@ def run_study(
     failures: dict[str, str] = {}
     with folder.lock():
         left = [job for job in jobs if job.results() is None]
-        done = len(jobs) - len(left)
-        if not left:
-            say(f"{done} of {len(jobs)} tasks are done")
-            return failures
         seconds = sum(3.0 if job.quick else job.task.seconds for job in left)
-        say(
-            f"{done} of {len(jobs)} tasks are done, the others take about {duration(seconds)}"
-            " on two cores"
-        )
-        progress = StudyProgress(len(jobs), done, word="task", quiet=quiet)
-        for job, failure in execute(iter(left), workers=workers, quiet=quiet):
-            progress.on_end(job, failure, "is done")
-            if failure is not None:
-                failures[job.name] = failure
+        done = len(jobs) - len(left)
+        more = f", the others take about {duration(seconds)} on two cores" if left else ""
+        say(f"{done} of {len(jobs)} tasks are done{more}")
+        if left:
+            ended = execute(
+                iter(left),
+                failures,
+                total=len(jobs),
+                done=done,
+                word="task",
+                workers=workers,
+                quiet=quiet,
+            )
+            deque(ended, maxlen=0)
     return failures

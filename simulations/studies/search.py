@@ -104,11 +104,10 @@ def grid(space: Space) -> list[Point]:
     """
     for key, dimension in space.items():
         if isinstance(dimension, Range):
-            raise ExperimentError(
+            raise _error(
                 f"a grid cannot have the range of {key!r}",
-                expected="a list of values, or a number of random trials",
-                got=f"{dimension.low} to {dimension.high}",
-                fix="--trials 20",
+                "a list of values, or a number of random trials, such as --trials 20",
+                f"{dimension.low} to {dimension.high}",
             )
     choices = [dimension.values for dimension in space.values() if isinstance(dimension, Choice)]
     size = math.prod(map(len, choices))
@@ -144,7 +143,7 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
     key, equals, written = text.partition("=")
     key = key.strip()
     try:
-        value = _value(written)
+        value = _parsed(written)
     except (ValueError, RecursionError) as error:
         raise _error(f"cannot read {text!r}", f"KEY=[VALUE, ...] ({error})", text) from None
     if not equals or not key:
@@ -159,7 +158,7 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
     raise _error(f"{key!r} has a single value", "a list of values, or a range", text)
 
 
-def _value(written: str) -> Any:
+def _parsed(written: str) -> Any:
     """Parse a TOML value, in which numbers may begin with a point."""
     try:
         return tomllib.loads(f"value = {written}")["value"]
@@ -237,13 +236,8 @@ def proposed(
             values=list(aims) if aims is not None and not failed else None,
         )
         study.add_trial(trial)
-    parameters = study.ask(distributions).params
-    return {
-        key: dimension.values[parameters[key]]
-        if isinstance(dimension, Choice)
-        else dimension.rounded(parameters[key])
-        for key, dimension in space.items()
-    }
+    asked = study.ask(distributions).params
+    return {key: _value(space[key], parameter) for key, parameter in asked.items()}
 
 
 def installed() -> Any:
@@ -257,8 +251,6 @@ def installed() -> Any:
     except ImportError:
         raise ExperimentError(
             "--optimise needs Optuna",
-            expected="the package optuna",
-            got="not installed",
             fix="pip install 'fedrec[tune]', or --trials N --choose METRIC for random settings",
         ) from None
     return optuna
@@ -275,3 +267,10 @@ def _distribution(dimension: Choice | Range) -> Any:
 def _index(dimension: Choice | Range, value: Any) -> Any:
     """Convert a value to Optuna's: the index of a choice, or the number."""
     return dimension.values.index(value) if isinstance(dimension, Choice) else value
+
+
+def _value(dimension: Choice | Range, parameter: Any) -> Any:
+    """Convert Optuna's parameter to a value."""
+    if isinstance(dimension, Choice):
+        return dimension.values[parameter]
+    return dimension.rounded(parameter)

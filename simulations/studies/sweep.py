@@ -3,11 +3,12 @@
 never selected on test users: a sweep with aims is refused unless it evaluates validation rows. Its
 folder:
 
-    sweep.json         experiment, varied keys, seeds, aims trials.json        the settings that
-    were tried, in order runs/0001-seed0/   run folders: number of the setting, seed runs.csv
-    one row per run: settings, seed, state, metrics settings.csv       one row per setting: means
-    over seeds and their standard deviations chosen/            under private choice: the published
-    run (`simulations.studies.private`)
+    sweep.json         experiment, varied keys, seeds, aims
+    trials.json        the settings that were tried, in order
+    runs/0001-seed0/   run folders: number of the setting, seed
+    runs.csv           one row per run: settings, seed, state, metrics
+    settings.csv       one row per setting: means over seeds and their standard deviations
+    chosen/            under private choice: the published run (`simulations.studies.private`)
 
 Under private choice only the owner can read the folder (mode 0700), because only `chosen/` may be
 published.
@@ -25,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -42,7 +42,6 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
 from simulations import runner
-from simulations.studies.declaration import Job
 from simulations.studies.private import (
     CHOSEN,
     ChoiceCost,
@@ -51,7 +50,7 @@ from simulations.studies.private import (
     cost_of,
     publish,
 )
-from simulations.studies.runs import StudyFolder, StudyProgress, execute
+from simulations.studies.runs import StudyFolder, execute
 from simulations.studies.search import (
     MOST,
     Point,
@@ -72,7 +71,6 @@ TRIALS = 20
 LEAK = "leak"
 """Column of runs in which negatives leaked held-out items (`fedrec.experiment.schema`)."""
 _SEEDS = 2**53  # integers that all JSON readers represent exactly
-_RUN = ["trial", "seed", "state"]
 Method: TypeAlias = Literal["grid", "random", "optimise", "private"]
 
 
@@ -113,11 +111,6 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
             return None
         return cost_of(self.experiment, self.space, self.private, self.aims[0])
 
-    def seeds_of(self, trial: int) -> tuple[int, ...]:
-        """Seeds of a trial's runs, trials counted from 0; under private choice each trial has its
-        own seed and so its own noise."""
-        return self.seeds if self.private is None else (self.seeds[trial],)
-
     @property
     def runs_each(self) -> int:
         """Number of runs of each setting."""
@@ -145,28 +138,22 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
         """True if smaller values of an aim are better."""
         return lower_is_better(aim, load(self.experiment).evaluation)
 
-    def leaks(self, point: Point) -> bool:
-        """True if held-out items are never negatives in training (a leak)."""
-        split = point.get("split", self.experiment.get("split", {}))
-        inside = split.get("leaky-negatives", False) if isinstance(split, dict) else False
-        return bool(point.get("split.leaky-negatives", inside))
-
     def next_point(
-        self, tried: Sequence[Point], values: Mapping[int, Sequence[float]]
+        self, tried: Sequence[Point], values: Callable[[], Mapping[int, Sequence[float]]]
     ) -> Point | None:
         """Next setting to try; None if there are no more.
 
         Args:
             tried: the settings so far.
-            values: aims of finished settings by number; NaN for failed runs.
+            values: returns the aims of ended settings by number; NaN for failed runs.
 
         Raises:
             ExperimentError: Optuna is required but not installed.
         """
         number = len(tried)
+        seed = self.seeds[0] if self.seeds else 0
         if number >= self.trials:
             return None
-        seed = self.seeds[0]
         if self.method == "grid":
             return grid(self.space)[number]
         if self.private is not None:  # uniformly, whatever was tried before
@@ -176,9 +163,10 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
         if self.method == "random":
             return unlike(tried, lambda attempt: drawn(self.space, seed, number, attempt))
         directions = ["minimize" if self.lower_is_better(aim) else "maximize" for aim in self.aims]
+        ended = values()
         return unlike(
             tried,
-            lambda attempt: proposed(self.space, seed, directions, tried, values, attempt),
+            lambda attempt: proposed(self.space, seed, directions, tried, ended, attempt),
         )
 
 
@@ -194,7 +182,7 @@ def plan_of(
     private: Law | None = None,
 ) -> SweepPlan:
     """Plan a sweep from command-line options; all settings of a grid are checked before the first
-    run.
+    run. A private choice has a random number of trials, one split, and a seed per trial.
 
     Args:
         source: a TOML file, the name of a shipped experiment, or a table.
@@ -213,8 +201,10 @@ def plan_of(
     space = space_of(vary := tuple(vary))
     base = load(table)
     _check_options(space, seeds, trials, optimise, choose)
-    if "name" not in table.get("engine", {}):
-        table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
+    table = {**table, "engine": {"name": "serial", **table.get("engine", {})}}
+    method: Method = "optimise" if optimise else "random" if trials else "grid"
+    choice = None
+    chosen_seeds = range(base.seed, base.seed + seeds)
     if private is not None:
         if seeds != 1 or len(choose) != 1:
             raise _error(
@@ -223,44 +213,25 @@ def plan_of(
                 f"{len(choose)} metrics, --seeds {seeds}",
                 "--choose hits@10; more trials: --trials",
             )
-        return _private_plan(table, vary, base, private, trials or TRIALS, choose[0])
-    method: Method = "optimise" if optimise else "random" if trials else "grid"
-    points = grid(space) if method == "grid" else []
+        method = "private"
+        number = RandomTrials(private, trials or TRIALS)
+        choice = PrivateChoice(law=private, mean=number.mean)
+        trials = number.draw(choice.draws(base, "trials"))
+        chosen_seeds = choice.draws(base, "seeds").integers(_SEEDS, size=trials).tolist()
+        table["split-seed"] = base.seed_of_split
+    points = grid(space) if method in ("grid", "private") else [{}]
     plan = SweepPlan(
         experiment=table,
         vary=vary,
-        seeds=tuple(range(base.seed, base.seed + seeds)),
+        seeds=tuple(chosen_seeds),
         method=method,
-        trials=len(points) if method == "grid" else trials or TRIALS,
+        trials=len(points) if method == "grid" else TRIALS if trials is None else trials,
         aims=tuple(optimise or choose),
-    )
-    for point in points or [{}]:
-        plan.at(point, plan.seeds[0])
-    return plan
-
-
-def _private_plan(
-    table: dict[str, Any],
-    vary: tuple[str, ...],
-    base: Experiment,
-    law: Law,
-    mean: float,
-    aim: str,
-) -> SweepPlan:
-    """Plan a sweep with a random number of trials, one split, and a seed per trial."""
-    number = RandomTrials(law, mean)
-    choice = PrivateChoice(law=law, mean=mean)
-    trials = number.draw(choice.draws(base, "trials"))
-    plan = SweepPlan(
-        experiment={**table, "split-seed": base.seed_of_split},
-        vary=vary,
-        seeds=tuple(choice.draws(base, "seeds").integers(_SEEDS, size=trials).tolist()),
-        method="private",
-        trials=trials,
-        aims=(aim,),
         private=choice,
     )
-    check_same_data([plan.at(point, base.seed) for point in grid(plan.space)])
+    settings = [plan.at(point, base.seed) for point in points]
+    if private is not None:
+        check_same_data(settings)
     return plan
 
 
@@ -290,7 +261,7 @@ def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
 
 
 @dataclass(frozen=True)
-class SweepJob(Job):
+class SweepJob:
     """One run of a sweep.
 
     Attributes:
@@ -338,13 +309,6 @@ class SweepFolder(StudyFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, SWEEP, "sweep")
-        if not (self.path / SWEEP).is_file():
-            raise RunError(
-                f"{path} is not the folder of a sweep",
-                expected=f"a folder with {SWEEP}",
-                got="another folder" if self.path.is_dir() else "no such folder",
-                fix="give the folder that `fedrec sweep` printed",
-            )
         self._values: dict[str, dict[str, float]] = {}
         try:
             self.plan = SweepPlan.model_validate(self.read(SWEEP))
@@ -361,33 +325,15 @@ class SweepFolder(StudyFolder):
         Raises:
             RunError: `path` has another sweep or other contents.
         """
-        folder = StudyFolder(path, SWEEP, "sweep")
-        if not folder.begun():
-            if plan.private is not None:
-                folder.path.mkdir(parents=True, exist_ok=True)
-                folder.path.chmod(0o700)
-            folder.write(SWEEP, plan.model_dump(mode="json"))
-        opened = cls(path)
-        opened._continue_with(plan)
-        return opened
-
-    def _continue_with(self, plan: SweepPlan) -> None:
-        before = self.plan.model_dump(mode="json")
         asked = plan.model_dump(mode="json")
-        longer = plan.method in ("random", "optimise") and plan.trials > self.plan.trials
-        free = ("trials",) if longer else ("trials", "seeds") if plan.private is not None else ()
-        other = [key for key in before if before[key] != asked[key] and key not in free]
-        if other:
-            raise RunError(
-                f"{self.path} holds another sweep",
-                expected="the same experiment, settings, seeds, trials and aims",
-                got=f"{', '.join(other)} differ from its {SWEEP}",
-                fix="choose another --output, or continue it: fedrec resume"
-                f" {quote(str(self.path))}",
-            )
-        if longer:
-            self.write(SWEEP, asked)
-            self.plan = plan
+        free = {"random": ("trials",), "optimise": ("trials",), "private": ("trials", "seeds")}
+        folder = StudyFolder(path, SWEEP, "sweep")
+        folder.open(asked, free.get(plan.method, ()), secret=plan.private is not None)
+        opened = cls(path)
+        if plan.private is None and plan.trials > opened.plan.trials:
+            opened.write(SWEEP, asked)
+            opened.plan = plan
+        return opened
 
     def trials(self) -> list[Point]:
         """Settings tried so far."""
@@ -400,6 +346,16 @@ class SweepFolder(StudyFolder):
         """Save a setting before its first run begins."""
         self.write("trials.json", [*self.trials(), point])
 
+    def jobs(self) -> list[SweepJob]:
+        """Jobs of all settings tried so far. Under private choice each trial has its own seed and
+        so its own noise."""
+        seeds = self.plan.seeds
+        return [
+            SweepJob(self.path / f"runs/{trial + 1:04d}-seed{seed}", self.plan, trial, point, seed)
+            for trial, point in enumerate(self.trials())
+            for seed in (seeds if self.plan.private is None else seeds[trial : trial + 1])
+        ]
+
     def values(self, job: SweepJob) -> dict[str, float] | None:
         """Metrics of a finished run, see `values_of`; None for other runs."""
         if job.name not in self._values:
@@ -409,46 +365,62 @@ class SweepFolder(StudyFolder):
             self._values[job.name] = values_of(run)
         return self._values[job.name]
 
-    def jobs(self) -> list[SweepJob]:
-        """Jobs of all settings tried so far."""
-        return [
-            SweepJob(self.path / f"runs/{trial + 1:04d}-seed{seed}", self.plan, trial, point, seed)
-            for trial, point in enumerate(self.trials())
-            for seed in self.plan.seeds_of(trial)
-        ]
-
     @property
     def published(self) -> bool:
         """True if the run of a private choice is published."""
         return (self.path / CHOSEN / "result.json").is_file()
 
-    def tables(self, failures: Iterable[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Write runs.csv and settings.csv, and return both.
+    def runs(self, failures: Iterable[str] = ()) -> pd.DataFrame:
+        """Table of the runs.
 
         Args:
             failures: names of runs that ended with an error.
 
         Returns:
             One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, metrics
-            of finished runs, and `leak` if any run leaks; and one row per setting, see
-            `setting_rows`.
+            of finished runs, and `leak` if any run leaks.
         """
-        jobs = self.jobs()
-        leaking = {job.trial: self.plan.leaks(job.point) for job in jobs}
         rows = []
-        for job in jobs:
+        for job in self.jobs():
             run = job.run()
             state = "waiting" if run is None else run.status()["state"]
             row = {"trial": job.trial + 1, **{key: _shown(job.point[key]) for key in job.point}}
             row |= {"seed": job.seed, "state": "failed" if job.name in failures else state}
             row |= self.values(job) or {}
-            row |= {LEAK: leaking[job.trial]} if any(leaking.values()) else {}
-            rows.append({**row, "folder": f"runs/{job.name}"})
-        runs = pd.DataFrame(rows, columns=None if rows else [*_RUN, "folder"])
+            split = read(self.plan.experiment, overrides(job.point)).get("split")
+            leaks = isinstance(split, dict) and bool(split.get("leaky-negatives"))
+            row |= {LEAK: leaks, "folder": f"runs/{job.name}"}
+            rows.append(row)
+        head = ["trial", *self.plan.space, "seed", "state", LEAK, "folder"]
+        table = pd.DataFrame(rows, columns=None if rows else head)
+        return table if any(row[LEAK] for row in rows) else table.drop(columns=LEAK)
+
+    def tables(self, failures: Iterable[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Write runs.csv and settings.csv, and return both, see `runs` and `setting_rows`."""
+        runs = self.runs(failures)
         settings = setting_rows(list(self.plan.space), runs)
         write_atomically(self.path / "runs.csv", runs.to_csv(index=False), durable=False)
         write_atomically(self.path / "settings.csv", settings.to_csv(), durable=False)
         return runs, settings
+
+    def ended(self, failures: Iterable[str]) -> dict[int, list[float]]:
+        """Mean aims of settings without a run to do, by number, from 0; NaN if a run failed.
+
+        Raises:
+            ExperimentError: finished runs do not have an aim.
+        """
+        runs = self.runs(failures)
+        aims = list(self.plan.aims)
+        for aim in set(aims) - set(runs.columns) if "finished" in set(runs["state"]) else ():
+            known = {name for job in self.jobs() for name in self.values(job) or ()}
+            fix = "known: " + ", ".join(sorted(known))
+            raise _error(f"unknown aim {aim!r}", "a metric of the runs", aim, fix)
+        means: dict[int, list[float]] = {}
+        for trial, group in runs.groupby("trial"):
+            if set(group["state"]) <= {"finished", "failed"}:
+                numbers = group.reindex(columns=aims).to_numpy(dtype=float)
+                means[int(str(trial)) - 1] = numbers.mean(0).tolist()
+        return means
 
 
 def _shown(value: Any) -> int | float | str:
@@ -461,31 +433,24 @@ def setting_rows(keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         keys: the varied keys.
-        runs: see `SweepFolder.tables`.
+        runs: see `SweepFolder.runs`.
 
     Returns:
         The varied keys, `runs` (finished), `leak` if `runs` has it, and of each metric the mean
         and, as `METRIC sd`, the standard deviation over seeds, NaN for one seed; index: number of
         the setting, from 1.
     """
-    about = {*_RUN, *keys, LEAK, "folder"}
-    metrics = [name for name in runs.columns if name not in about]
-    rows = {}
-    for trial, group in runs.groupby("trial"):
-        done = group[group["state"] == "finished"]
-        row: dict[str, Any] = {key: group[key].iloc[0] for key in keys}
-        row["runs"] = len(done)
-        if LEAK in group:
-            row[LEAK] = bool(group[LEAK].iloc[0])
-        for name in metrics:
-            numbers = np.array(list(done[name]), dtype=float)
-            row[name] = numbers.mean() if len(numbers) else math.nan
-            finite = len(numbers) > 1 and np.isfinite(numbers).all()
-            row[f"{name} sd"] = numbers.std(ddof=1) if finite else math.nan
-        rows[trial] = row
-    frame = pd.DataFrame.from_dict(rows, orient="index")
-    frame.index.name = "trial"
-    return frame
+    about = ["trial", *keys, "seed", "state", LEAK, "folder"]
+    first = runs.drop_duplicates("trial").set_index("trial")
+    done = runs[runs["state"] == "finished"].groupby("trial")
+    settings = pd.DataFrame(first[list(keys)])
+    settings["runs"] = done.size().reindex(settings.index, fill_value=0)
+    if LEAK in first:
+        settings[LEAK] = first[LEAK]
+    for name in runs.columns.difference(about, sort=False):
+        settings[name] = done[name].mean()
+        settings[f"{name} sd"] = done[name].std()
+    return settings
 
 
 def best(
@@ -500,15 +465,14 @@ def best(
         return []
     signs = np.array([1.0 if lower(aim) else -1.0 for aim in aims])
     losses = settings[list(aims)].to_numpy(dtype=float) * signs
-    valid = (settings["runs"].to_numpy() == seeds) & ~np.isnan(losses).any(1)
-    trials = [int(str(trial)) for trial in settings.index[valid]]
-    losses = losses[valid]
+    complete = (settings["runs"].to_numpy() == seeds) & ~np.isnan(losses).any(1)
+    losses = losses[complete]
     front = [
-        (tuple(loss), trial)
-        for loss, trial in zip(losses, trials, strict=True)
+        (*loss.tolist(), int(str(trial)))
+        for loss, trial in zip(losses, settings.index[complete], strict=True)
         if not ((losses <= loss).all(1) & (losses < loss).any(1)).any()
     ]
-    return [trial for _, trial in sorted(front)]
+    return [trial for *_, trial in sorted(front)]
 
 
 @dataclass(frozen=True)
@@ -518,7 +482,7 @@ class SweepResult:
     Attributes:
         folder: folder of the sweep.
         plan: plan of the sweep.
-        runs: one row per run, see `SweepFolder.tables`.
+        runs: one row per run, see `SweepFolder.runs`.
         settings: one row per setting, see `setting_rows`.
         chosen: numbers of the best settings (Pareto front) by the aims; empty without aims.
         failures: errors by name of the run.
@@ -532,10 +496,6 @@ class SweepResult:
     chosen: tuple[int, ...]
     failures: Mapping[str, str]
     total: PrivacyTotal
-
-    def point(self, trial: int) -> Point:
-        """Settings of a trial, counted from 1."""
-        return SweepFolder(self.folder).trials()[trial - 1]
 
 
 def sweep(
@@ -565,17 +525,18 @@ def sweep(
     folder = SweepFolder.opened(output, plan)
     failures: dict[str, str] = {}
     with folder.lock():
-        done = [job for job in folder.jobs() if folder.values(job) is not None]
-        progress = StudyProgress(plan.trials * plan.runs_each, len(done), quiet=quiet)
-        device = str(plan.experiment.get("engine", {}).get("device", "auto"))
-        left = _remaining(folder, failures)
         try:
-            for job, failure in execute(
-                left, workers=workers, address=ray_address, device=device, quiet=quiet
+            for _ in execute(
+                _remaining(folder, failures),
+                failures,
+                total=folder.plan.trials * folder.plan.runs_each,
+                done=sum(folder.values(job) is not None for job in folder.jobs()),
+                describe=lambda job: _main_metrics(folder, job),
+                workers=workers,
+                address=ray_address,
+                device=str(plan.experiment.get("engine", {}).get("device", "auto")),
+                quiet=quiet,
             ):
-                if failure is not None:
-                    failures[job.name] = failure
-                progress.on_end(job, failure, _main_metrics(folder, job))
                 folder.tables(failures)
         finally:
             with suppress(FedrecError):
@@ -590,39 +551,13 @@ def _remaining(folder: SweepFolder, failures: Mapping[str, str]) -> Iterator[Swe
     while not folder.published:
         tried = folder.trials()
         if trial == len(tried):
-            point = folder.plan.next_point(tried, _aims_of_done(folder, failures))
+            point = folder.plan.next_point(tried, lambda: folder.ended(failures))
             if point is None:
                 return
             folder.add_trial(point)
         jobs = [job for job in folder.jobs() if job.trial == trial]
         yield from (job for job in jobs if folder.values(job) is None)
         trial += 1
-
-
-def _aims_of_done(folder: SweepFolder, failures: Mapping[str, str]) -> dict[int, Sequence[float]]:
-    """Mean aims of finished settings by number, from 0; NaN for failed runs."""
-    aims = folder.plan.aims
-    values: dict[int, list[dict[str, float] | None]] = {}
-    for job in folder.jobs():
-        failed = dict.fromkeys(aims, math.nan) if job.name in failures else None
-        values.setdefault(job.trial, []).append(failed or folder.values(job))
-    means: dict[int, Sequence[float]] = {}
-    for trial, results in values.items():
-        complete = [result for result in results if result is not None]
-        if len(complete) == len(results):
-            means[trial] = [float(np.mean([_aim(run, aim) for run in complete])) for aim in aims]
-    return means
-
-
-def _aim(values: Mapping[str, float], aim: str) -> float:
-    if aim not in values:
-        raise ExperimentError(
-            f"unknown aim {aim!r}",
-            expected="a metric of the runs",
-            got=aim,
-            fix="known: " + ", ".join(values),
-        )
-    return values[aim]
 
 
 def _main_metrics(folder: SweepFolder, job: SweepJob) -> str:
@@ -679,14 +614,12 @@ def with_sweeps(folders: Sequence[Path]) -> list[Path]:
         if not (folder / SWEEP).is_file():
             runs.append(folder)
             continue
-        record = StudyFolder(folder, SWEEP, "sweep").read(SWEEP)
-        private = isinstance(record, dict) and record.get("private") is not None
+        private = SweepFolder(folder).plan.private is not None
         pattern = f"{CHOSEN}/result.json" if private else "runs/*/result.json"
         finished = sorted(file.parent for file in folder.glob(pattern))
         if not finished:
             raise RunError(
                 f"{folder} has no finished run",
-                expected="a sweep with finished runs",
                 got="a pending private choice" if private else "a sweep without finished runs",
                 fix=f"fedrec resume {folder}",
             )

@@ -7,15 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import experiments, gpu_check
-from benchmarks.experiments import COLUMNS, difference, lines_of, steps_of
+from benchmarks.contestants.shipped import apart
+from benchmarks.experiments import COLUMNS, difference, steps_of
 from benchmarks.experiments import table as table_of_steps
-from benchmarks.gpu_check import ROOT, Budget, apart, step_row
+from benchmarks.gpu_check import ROOT, Budget, step_row
 from benchmarks.measures import beside_no_model, perturbed
 from benchmarks.processes import GpuWatch
 from benchmarks.simulation import figures, summary
@@ -24,32 +24,31 @@ from fedrec.experiment.loading import load
 from simulations.reproduce.measures import alone
 from simulations.studies.declaration import Task, TaskJob, declared
 
-# The plain PyTorch loop gives the same updates as the shipped experiments: an independent oracle
-# for the kernel. The table of both goes on where it was interrupted.
-
-
-def test_the_loop_and_the_kernel_take_the_same_steps():
-    assert list(steps_of("privrec-synthetic")) == ["sgd"]
-    assert difference("privrec-synthetic", "sgd") < 1e-4
+# Two paths of training have the same sums. The table of both goes on where it was interrupted.
 
 
 @pytest.mark.parametrize("step", ["counts", "gram"])
-def test_the_loop_adds_up_the_same_counts_and_products(step):
+def test_both_paths_have_the_same_sums(step):
     assert sorted(steps_of("linear-synthetic")) == ["counts", "gram"]
     assert difference("linear-synthetic", step) < 1e-12
+
+
+def test_the_kernel_takes_the_steps_of_one_client_after_the_other():
+    assert list(steps_of("privrec-synthetic")) == ["sgd"]
+    assert difference("privrec-synthetic", "sgd") < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["privrec-ml1m", "mf-ml1m"])
-def test_they_do_on_movielens(name):
+def test_it_does_on_movielens(name):
     assert difference(name, "sgd") < 1e-4
 
 
-STEPS = dict.fromkeys(("sgd", "contrastive"), SimpleNamespace(generated=False))
+STEPS = ("sgd", "contrastive")
 PRINTED = {
-    "shipped": {"users": 40, "seconds": [2.0], "path": "kernel", "peak_mib": 500.0},
-    "shipped_loop": {"users": 20, "seconds": [4.0]},
+    "auto": {"users": 40, "seconds": [2.0], "path": "kernel", "peak_mib": 500.0},
+    "reference": {"users": 20, "seconds": [4.0]},
 }
 NAME = "privrec-two-stage-synthetic"
 
@@ -61,9 +60,9 @@ class FakeMeasurements:
         self.started = []
         self.fails = False
 
-    def measured(self, module, *arguments):
-        self.started.append((module, arguments[1]))
-        return PRINTED[module]
+    def measured(self, name, step, path, *others):
+        self.started.append((path, step))
+        return PRINTED[path]
 
     def command(self, name):
         if self.fails:
@@ -102,11 +101,11 @@ def test_an_interrupted_table_is_continued(contestants, capsys, tmp_path):
     contestants.fails = True
     with pytest.raises(KeyboardInterrupt):
         table_of_steps([NAME], list(COLUMNS), 1, file)
-    assert contestants.started == [("shipped", "sgd"), ("shipped_loop", "sgd")]
+    assert contestants.started == [("auto", "sgd"), ("reference", "sgd")]
     contestants.started.clear()
     contestants.fails = False
     table_of_steps([NAME], list(COLUMNS), 1, file)
-    rest = [("command", NAME), ("shipped", "contrastive"), ("shipped_loop", "contrastive")]
+    rest = [("command", NAME), ("auto", "contrastive"), ("reference", "contrastive")]
     assert contestants.started == rest
     whole = capsys.readouterr().out.splitlines()[-4:]
     contestants.started.clear()
@@ -123,44 +122,13 @@ def test_columns_that_are_left_out_are_not_measured(contestants, capsys, monkeyp
     contestants.started.clear()
     monkeypatch.setattr("sys.argv", [*call, "command"])
     experiments.main()
-    assert {module for module, _ in contestants.started} == {"shipped", "shipped_loop"}
+    assert {path for path, _ in contestants.started} == {"auto", "reference"}
     assert "command" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_whole_command_takes_processor_time():
     assert experiments.command("linear-synthetic")["seconds"] > 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.parametrize("name", ["fedgnn-ml100k", "gpfedrec-ml100k", "metamf-ml1m"])
-def test_clients_with_generated_parameters_are_timed_in_whole_runs(name, monkeypatch):
-    started = []
-
-    def measured(module, *arguments):
-        started.append((module, *arguments))
-        return {"users_per_second": [8.0], "evaluation": 1.0, "peak_mib": 500.0}
-
-    monkeypatch.setattr(experiments, "measured", measured)
-    lines = lines_of(name, 1)
-    assert list(lines) == [name]
-    assert lines[name]["speeds"]()["path"] in ("blocks", "kernel")
-    assert [call[:4] for call in started] == [
-        ("shipped", name, "generated", "reference"),
-        ("shipped", name, "generated", "auto"),
-    ]
-
-
-@pytest.mark.parametrize("text", ['{"privrec": ', "[1]", '{"privrec": 3}', None])
-def test_a_file_without_measurements_is_refused(tmp_path, text):
-    file = tmp_path / "rows.json"
-    if text is None:
-        file.mkdir()
-    else:
-        file.write_text(text)
-    with pytest.raises(SystemExit, match=r"rows\.json has no measurements(.|\n)*fix: give another"):
-        table_of_steps([], list(COLUMNS), 1, file)
 
 
 # The check of a GPU runs without one.

@@ -12,7 +12,6 @@ import torch
 
 import clients.app
 from benchmarks.contestants.shipped import initial, trained
-from benchmarks.second_device import DEVICE, SecondDevice
 from clients.node import Node
 from clients.sums import CompressedUpdates
 from fedrec.device import resolve_device
@@ -22,6 +21,7 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.updates import dense_change
 from tests.runs import parameters_in
+from tests.second_device import DEVICE, SecondDevice
 from tests.systems import LAST_OUT, SYSTEMS
 
 LOSSLESS = "compression={name='rounding', bits=32}"

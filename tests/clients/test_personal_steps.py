@@ -215,13 +215,11 @@ def test_the_cost_of_the_noise_is_composed():
     assert paper.spent(1000, 10) == pytest.approx(10_000)
     assert math.isinf(FedgnnStepConfig().spent(1, 1))
     sizes = {"item.id": np.zeros((30, 4)), "items.weight": np.zeros((4, 4)), "user.id": np.zeros(4)}
-    lines = FedgnnStrategy.remarks(FedgnnStrategyConfig(), paper, sizes, 5)
+    lines = FedgnnStrategy(FedgnnStrategyConfig(), None, {}).remarks(paper, sizes, 5)
     assert "2 S / b = 1." in lines[1] and "up to 136 numbers cost 136" in lines[1]
     assert "5 rounds 680 " in lines[1]
-    assert (
-        "no noise"
-        in FedgnnStrategy.remarks(FedgnnStrategyConfig(), FedgnnStepConfig(), sizes, 5)[1]
-    )
+    plain = FedgnnStrategy(FedgnnStrategyConfig(), None, {}).remarks(FedgnnStepConfig(), sizes, 5)
+    assert "no noise" in plain[1]
 
 
 def test_the_epsilon_is_reported_with_the_results(run_tiny):

@@ -361,7 +361,7 @@ def test_noise_of_a_sum_has_the_distribution_of_the_users_noises_together(vae_no
         arrays = {name: value.numpy() for name, value in parameters.items()}
         total = UpdateSum(arrays, (), "uniform", None, Reproducible(repeat), 1)
         trained = step.train_block(parameters, block)
-        total._shares = lambda *_: [0.5, 0.0, 0.25]
+        total._shares = lambda *_: np.array([0.5, 0.0, 0.25])
         total.add_block(clients, trained)
         found = [total.sum().total[name].ravel() for name in parameters]
         return torch.from_numpy(np.concatenate(found)).double(), trained

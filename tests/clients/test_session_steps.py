@@ -149,8 +149,6 @@ SMALL = {
     "session-length": 5,
     "masks": 2,
     "item-negatives": 3,
-    "segment-length": 2,
-    "segment-negatives": 2,
     "hidden": 6,
     "learning-rate": 0.2,
     "epochs": 2,
@@ -170,7 +168,7 @@ SETTINGS = {
     "empty": {"masked-place": "empty", "temperature": 0.5},
 }
 JOINT_ONLY = {
-    "low-rated": {"low-rated": "negative", "lambda-dssm": 0.3},
+    "low-rated": {"low-rated": "negative"},
     "no-negatives": {"negatives": 0},
     "late": {"late-parameters": ["item.id", "layer1.*"], "rates": {"layer0.*": 0.5}},
 }

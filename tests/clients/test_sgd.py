@@ -202,7 +202,7 @@ def test_private_names_are_patterns(make):
     assert private_names(make()[0], parameters) == []
 
 
-WEIGHT = 5.0
+WEIGHT = 12.0
 STEP = {"epochs": 2, "batch-size": 16, "negatives": 3, "learning-rate": 0.2}
 PATHS = ("kernel", "blocks", "reference")
 
@@ -215,7 +215,7 @@ def node(tiny_experiment, tmp_path):
         model = {"name": "privrec", "embedding": 4, "hidden": [5]}
         own = {"model": model, "step": {"name": "sgd", **STEP, **step}}
         if profile:
-            own["model"] |= {"name": "privrec-profile", "similarity": WEIGHT}
+            own["model"] |= {"name": "privrec-profile"}
             own["step"]["name"] = "sgd-profile"
         table = tiny_experiment() | own
         table["evaluation"]["fine-tune"] = {"epochs": 2}

@@ -20,7 +20,7 @@ import fedrec
 from fedrec.components.registry import METRIC, available_names
 from simulations import cli, runner
 from simulations.scaffold.package import TEMPLATES, component_text
-from tests.simulations.bundles import flwr_command
+from tests.simulations.helpers import flwr_command
 
 # The architecture page: every path that it names exists, and its picture is that of the script.
 

@@ -84,11 +84,3 @@ def test_a_device_depends_on_seed_and_client_alone(settings):
         found[seed, len(clients)] = both[:, some] if len(clients) > 4 else both
     assert np.array_equal(found[4, len(MANY)], found[4, 4])
     assert not np.array_equal(found[4, 4], found[5, 4])
-
-
-def test_most_devices_are_available_at_night():
-    devices = Devices(DevicesConfig.parse({"nightly": {"hours": 8, "start": 22, "spread": 2}}), 0)
-    shares = [(devices.available_until(MANY, hour * 3600.0) > 0).mean() for hour in (2, 10, 14, 26)]
-    # normal starts: P(18 < start < 26 = 2 h), P(start > 26 or start < ...) of mean 22 and spread 2
-    assert shares[0] == pytest.approx(0.954, abs=0.01) and shares[3] == shares[0]
-    assert shares[1] == pytest.approx(0.0228, abs=0.01) and shares[2] < 0.01

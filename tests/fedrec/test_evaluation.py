@@ -189,11 +189,10 @@ def test_their_line_is_the_mean_over_them_alone(population):
     assert group_gaps(groups).index.tolist() == ["activity"], "they are no group of users"
 
 
-def test_parts_without_such_items_are_joined(population):
-    evaluation = CentralEvaluation(population, EvaluationConfig(ks=(3,)), block=1)
+def test_parts_without_such_items_are_joined(population, monkeypatch):
+    evaluation = CentralEvaluation(population, EvaluationConfig(ks=(3,)))
+    whole = evaluation.measure(FixedScores(Baseline.Config()))
+    monkeypatch.setattr("fedrec.evaluation.central._CLIENTS_AT_ONCE", 1)
     parts = evaluation.measure(FixedScores(Baseline.Config()))
-    whole = CentralEvaluation(population, EvaluationConfig(ks=(3,))).measure(
-        FixedScores(Baseline.Config())
-    )
     assert parts.groups().equals(whole.groups())
     assert UNTRAINED_ITEMS not in Evaluated(whole.clients, whole.metrics).groups().index

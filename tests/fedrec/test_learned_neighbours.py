@@ -5,19 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.neighbourhood.learned import (
-    Bounds,
-    Examples,
-    langevin,
-    predicted,
-)
-from fedrec.neighbourhood.similarity import (
-    Profiles,
-    cosine,
-    item_means,
-    nearest,
-    pearson,
-)
+from fedrec.neighbourhood.learned import Bounds, Examples, langevin, predicted
+from fedrec.neighbourhood.similarity import Profiles, cosine, item_means, nearest, pearson
 
 # Predictions and gradients against autograd, Euler's identity and closed-form limits.
 
@@ -154,58 +143,6 @@ def test_noise_and_steps_have_the_scale_of_the_schedule():
         steps=3, rate=0.1, decay=1.0, temperature=1e-30,
     )  # fmt: skip
     assert drift[0] == pytest.approx(1 - 0.05 * (1 + 1 / 2 + 1 / 3))
-
-
-def elliptical_slices(log_likelihood, draw_prior, sweeps, random):
-    """Elliptical slice sampling (Murray, Adams and MacKay 2010): no step size, so no bias."""
-    point, kept = draw_prior(), []
-    for _ in range(sweeps):
-        other, height = draw_prior(), log_likelihood(point) + np.log(random.random())
-        angle = random.uniform(0, 2 * np.pi)
-        low, high = angle - 2 * np.pi, angle
-        while True:
-            proposal = point * np.cos(angle) + other * np.sin(angle)
-            if log_likelihood(proposal) > height:
-                break
-            low, high = (angle, high) if angle < 0 else (low, angle)
-            angle = random.uniform(low, high)
-        point = proposal
-        kept.append(point)
-    return np.array(kept)
-
-
-def test_the_posterior_of_similarities_is_that_of_elliptical_slice_sampling():
-    """Mean and spread of predictions from 6 items, with predictions clipped inside the density."""
-    random = np.random.default_rng(2)
-    users, items = (
-        grid.ravel() for grid in np.meshgrid(np.arange(25), np.arange(6), indexing="ij")
-    )
-    taste = random.normal(size=(25, 1)) @ np.array([[1.0, 1, -1, -1, 1, -1]])
-    values = np.clip(3 + taste + 0.4 * random.normal(size=(25, 6)), 1, 5).ravel()
-    profiles = Profiles.of(25, 6, users, items, values)
-    means = item_means(profiles)
-    examples, bounds = Examples(profiles, means), Bounds(low=1.0, high=5.0)
-    everything, asked = np.arange(len(examples)), (np.arange(6), np.arange(6))
-    points = []
-
-    def energy_gradient(similarity, _):
-        points.append(similarity.copy())
-        return examples.gradient(similarity, everything, bounds)[0] + similarity
-
-    def guesses(samples):
-        return np.array([predicted(one, profiles, means, *asked) for one in samples])
-
-    def log_likelihood(similarity):
-        return -0.5 * examples.gradient(similarity, everything, bounds)[1]
-
-    slices = elliptical_slices(log_likelihood, lambda: random.normal(size=(6, 6)), 6000, random)[
-        500::3
-    ]
-    start = random.normal(size=(6, 6))
-    langevin(start, energy_gradient, random, steps=12_000, rate=0.02, decay=0.0)
-    one, other = guesses(slices), guesses(points[1000::6])
-    np.testing.assert_allclose(one.mean(0), other.mean(0), atol=0.12)
-    np.testing.assert_allclose(one.std(0), other.std(0), atol=0.1, rtol=0.25)
 
 
 # Similarities against their definitions pair by pair, and profiles against loops.

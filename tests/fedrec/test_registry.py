@@ -64,12 +64,6 @@ def test_every_built_in_resolves_to_the_class_with_its_name(kind):
         assert vars(found)["name"] == name and ours(kind, found)
 
 
-def test_bases_and_helpers_are_no_built_ins():
-    assert "sgd" in builtin_names(STEP) and "fixed-size" in builtin_names(registry.SAMPLER)
-    names = {name for kind in KINDS for name in builtin_names(kind)}
-    assert not {"base", "descent", "optimiser", "evaluate", ""} & names
-
-
 def test_a_broken_plug_in_is_named_and_the_rest_works(plugins):
     found = dict(available(STEP))
     assert found["sgd"] is Sgd and found["mine"].__name__ == "Mine"
@@ -206,15 +200,14 @@ def test_one_name_in_two_modules_is_refused(home):
     kind = home({"one.py": TWO, "two.py": TWO.replace('"first"', '"third"')})
     with pytest.raises(ExperimentError, match=r"duplicate step name 'second'") as caught:
         builtin_names(kind)
-    assert caught.value.got == f"a class in {kind.home}.one, another in {kind.home}.two"
+    assert caught.value.got == f"{kind.home}.one:Second and {kind.home}.two:Second"
 
 
 def test_a_named_class_of_another_base_is_refused(home):
     kind = home({"steps.py": 'class Alone:\n    name = "alone"\n'})
-    with pytest.raises(ExperimentError, match="does not define the step 'alone'") as caught:
+    with pytest.raises(ExperimentError, match=r"steps:Alone' is not a step") as caught:
         resolve(kind, "alone")
-    assert caught.value.got == "class Alone with another base"
-    assert caught.value.fix == "derive the class from Step, or remove its `name`"
+    assert "Alone derives from Step" in caught.value.fix
 
 
 VAE = {"model": {"name": "vae", "hidden": 6, "latent": 3}}
@@ -254,23 +247,9 @@ GRAPH = {
 IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
 MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
-ORDERED = {
-    "model": {"name": "transitions", "items": 12, "window": 3},
-    "step": {"name": "transitions"},
-}
-NEXT = {
-    "step": {"name": "sequence", "rates": {"item.id": 5.0}},
-    "split": {"name": "leave-one-out"},
-}
+NEXT = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, "split": {"name": "leave-one-out"}}
 SMALL_SASREC = {"width": 4, "longest": 5, "blocks": 1, "loss": "binary"}
-FOLD_IN = {
-    "model": {"name": "fold-in", "items": 12, "factors": 4},
-    "step": {"name": "gram", "low-rated": 0.3},
-}
-CONTENT = {"model": {"name": "content-map", "items": 12, "factors": 4}, "step": {"name": "gram"}}
-SESSIONS = {
-    "settings": {"epochs": 1, "hidden": 4, "session-length": 6, "segment-length": 2, "masks": 2}
-}
+SESSIONS = {"settings": {"epochs": 1, "hidden": 4, "session-length": 6, "masks": 2}}
 TARGETS = {"adversary": {"attack": "random", "share": 0.0}}
 FACTORS = {
     "model": {"name": "mf", "factors": 4},
@@ -281,41 +260,9 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
     **{("baseline", name): {"random": True} for name in SEEDED},
     ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
-    ("model", "item-weights"): {
-        "settings": {"items": 12},
-        "experiment": {**LINEAR, "strategy": {"name": "gram"}},
-        "random": False,
-    },
-    ("step", "gram"): {
-        "experiment": {**LINEAR, "strategy": {"name": "gram"}},
-        "random": False,
-    },
-    ("strategy", "gram"): {"experiment": LINEAR},
-    ("model", "transitions"): {
-        "settings": {"items": 12, "window": 3},
-        "experiment": {**ORDERED, "strategy": {"name": "transitions"}},
-        "random": False,
-    },
-    ("step", "transitions"): {
-        "experiment": {**ORDERED, "strategy": {"name": "transitions"}},
-        "random": False,
-    },
-    ("strategy", "transitions"): {"experiment": ORDERED},
     ("model", "sasrec"): {"settings": SMALL_SASREC, "experiment": NEXT},
     ("model", "gru4rec"): {"settings": {"width": 4, "longest": 5}, "experiment": NEXT},
     ("step", "sequence"): {"experiment": {**NEXT, "model": {"name": "sasrec", **SMALL_SASREC}}},
-    ("model", "fold-in"): {
-        "settings": {"items": 12, "factors": 4},
-        "experiment": {**FOLD_IN, "strategy": {"name": "fold-in"}},
-        "random": False,
-    },
-    ("strategy", "fold-in"): {"experiment": FOLD_IN},
-    ("model", "content-map"): {
-        "settings": {"items": 12, "factors": 4},
-        "experiment": {**CONTENT, "strategy": {"name": "content-map"}},
-        "random": False,
-    },
-    ("strategy", "content-map"): {"experiment": CONTENT},
     ("strategy", "gram-start"): {
         "experiment": {**MOMENTS, "model": {**MOMENTS["model"], "products": True}}
     },
@@ -384,6 +331,18 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
 }
+# Models from sums of users' products, with their settings, step and strategy.
+for model, settings, step in (
+    ("fold-in", {"items": 12, "factors": 4}, {"name": "gram", "low-rated": 0.3}),
+    ("content-map", {"items": 12, "factors": 4}, {"name": "gram"}),
+    ("transitions", {"items": 12, "window": 3}, {"name": "transitions"}),
+    ("item-weights", {"items": 12}, {"name": "gram"}),
+):
+    strategy = {"name": "gram" if model == "item-weights" else model}
+    parts = {"model": {"name": model, **settings}, "step": step, "strategy": strategy}
+    NEEDS["model", model] = {"settings": settings, "experiment": parts, "random": False}
+    NEEDS["step", step["name"]] = {"experiment": parts, "random": False}
+    NEEDS["strategy", strategy["name"]] = {"experiment": {"model": parts["model"], "step": step}}
 # Their clients start from parameters that the server generates and send gradients of these, so the
 # contracts of a model and of a step do not apply; whole runs are tested.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf"), ("step", "gpfedrec"), ("step", "fedgnn")}
@@ -439,7 +398,7 @@ def marked(kind, name, cls):
         return pytest.mark.slow(cls)
     if kind is not DATASET or resolve(kind, name).source is None:
         return cls
-    folder = data_directory() / (resolve(kind, name).folder_name or name)
+    folder = data_directory() / (resolve(kind, name).source.folder or name)
     size = (
         sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         if folder.is_dir()

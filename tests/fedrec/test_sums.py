@@ -27,7 +27,6 @@ from fedrec.sums.fold_in import (
     public_directions,
 )
 from fedrec.sums.products import (
-    SmoothingConfig,
     basis_of,
     denoised_within,
     solved_weights,
@@ -102,25 +101,9 @@ TAGS = [["x"], ["x", "y"], ["y", "z"], [], ["z"]]
 ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
 
 
-def embeddings(features, ordered, variance=0.0, ordered_variance=0.0, interaction_variance=0.0):
-    """Settings with all effects zero, unless given."""
-    prior = PublicPriorConfig(
-        ordered=ordered,
-        feature_variance=variance,
-        ordered_variance=ordered_variance,
-        interaction_variance=interaction_variance,
-    )
-    return feature_embeddings(features, prior)
-
-
 @pytest.fixture(scope="module")
 def features():
     return FeatureTable(5, (Feature.multiple("tags", TAGS), Feature.multiple("eras", ERAS)))
-
-
-def kernel(features, **variances):
-    found = embeddings(features, {"eras": 1.5}, **variances)
-    return found @ found.T
 
 
 def by_hand(length_scale):
@@ -132,37 +115,29 @@ def by_hand(length_scale):
     return np.array([[covariance(one, other) for other in ERAS] for one in ERAS])
 
 
-def test_categories_count_common_ones(features):
-    common = [[len(set(one) & set(other)) for other in TAGS] for one in TAGS]
-    np.testing.assert_allclose(kernel(features, variance=0.7), 0.7 * np.array(common), atol=1e-12)
-
-
-def test_neighbouring_ordered_categories_are_alike(features):
-    np.testing.assert_allclose(
-        kernel(features, ordered_variance=2.0), 2.0 * by_hand(1.5), atol=1e-5
+def test_the_kernel_is_that_of_categories_ordered_ones_and_their_products(features):
+    """Common categories count, neighbouring ordered ones are alike, at half the length in
+    products."""
+    common = np.array([[len(set(one) & set(other)) for other in TAGS] for one in TAGS])
+    unit = np.array([max(len(one), 1) ** 0.5 for one in TAGS])
+    expected = (
+        0.7 * common + 0.5 * by_hand(1.5) + 0.3 * common / np.outer(unit, unit) * by_hand(0.75)
     )
+    found = feature_embeddings(
+        features, PublicPriorConfig(ordered={"eras": 1.5}, feature_variance=0.7)
+    )
+    np.testing.assert_allclose(found @ found.T, expected, atol=1e-5)
 
 
-def test_interactions_are_products(features):
-    unit = [max(len(one), 1) ** 0.5 for one in TAGS]
-    cosines = [
-        [len(set(one) & set(other)) / a / b for other, b in zip(TAGS, unit, strict=True)]
-        for one, a in zip(TAGS, unit, strict=True)
-    ]
-    expected = 0.4 * np.array(cosines) * by_hand(0.75)
-    found = kernel(features, interaction_variance=0.4)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_words_that_some_items_share_count():
+def test_words_that_some_items_share_count(monkeypatch):
     titles = ["The Toy Story", "Toy Story II", "Toy Box", "the box", "the end"]
     table = FeatureTable(5, texts=(Feature.words("title", titles),))
-    prior = PublicPriorConfig(word_variance=0.6, word_items=(2, 3))
-    found = feature_embeddings(table, prior)
+    found = feature_embeddings(table, PublicPriorConfig())
     counted = [{"the", "toy", "story"}, {"toy", "story"}, {"toy", "box"}, {"the", "box"}, {"the"}]
     common = [[len(one & other) for other in counted] for one in counted]
-    np.testing.assert_allclose(found @ found.T, 0.6 * np.array(common), atol=1e-12)
-    fewer = feature_embeddings(table, prior.model_copy(update={"word_items": (2, 2)}))
+    np.testing.assert_allclose(found @ found.T, 0.3 * np.array(common), atol=1e-12)
+    monkeypatch.setattr("fedrec.sums.fold_in._WORD_ITEMS", (2, 2))
+    fewer = feature_embeddings(table, PublicPriorConfig())
     assert fewer.shape == (5, 2), "of story and box; ii and end are of one item"
 
 
@@ -180,7 +155,7 @@ def test_vectors_have_a_linear_kernel():
 
 def test_an_unknown_feature_is_named(features):
     with pytest.raises(ExperimentError, match=r"(?s)unknown item feature years.*eras, tags"):
-        embeddings(features, {"years": 1.0})
+        feature_embeddings(features, PublicPriorConfig(ordered={"years": 1.0}))
 
 
 RESIDUAL_ITEMS = 150
@@ -287,7 +262,7 @@ SUBSPACE_ITEMS = 120
 
 
 @pytest.fixture(scope="module")
-def features_of_subspace():
+def features_of_items():
     kinds = ["a", "b", "c", "d"]
     return FeatureTable(
         SUBSPACE_ITEMS,
@@ -307,18 +282,18 @@ def symmetric_noise(random, std):
 
 
 @pytest.fixture(scope="module")
-def truth(features_of_subspace):
+def truth(features_of_items):
     """A Gram matrix of popularity times features, plus a small unrelated part."""
     random = np.random.default_rng(0)
     popularity = np.sort(random.gamma(1.0, 3.0, SUBSPACE_ITEMS))[::-1] + 0.2
-    directions = public_directions(features_of_subspace)
+    directions = public_directions(features_of_items)
     mixed = popularity[:, None] * (directions @ random.normal(size=(directions.shape[1], 5)))
     other = popularity[:, None] * random.normal(size=(SUBSPACE_ITEMS, 2))
     gram = mixed @ mixed.T + 0.3 * other @ other.T
     return torch.from_numpy(gram), basis_of(directions, popularity)
 
 
-def test_the_basis_spans_the_directions_and_no_more(features_of_subspace, truth):
+def test_the_basis_spans_the_directions_and_no_more(features_of_items, truth):
     basis = truth[1]
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]).double())
     assert basis.shape[1] == 6  # kinds add up to the constant
@@ -347,7 +322,7 @@ def test_with_noise_it_is_nearer_to_the_truth_than_cutting_at_the_edge(truth, st
     assert means["within"] < means["cut"] < means["noisy"]
 
 
-def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subspace):
+def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_items):
     random = np.random.default_rng(1)
     liked = [np.sort(random.choice(SUBSPACE_ITEMS, 12, replace=False)) for _ in range(80)]
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in liked])])
@@ -362,16 +337,16 @@ def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subsp
     with_features = DpGram(DpGramConfig(**settings))
     plain = DpGram(DpGramConfig(**{**settings, "public_features": False}))
     for baseline in (with_features, plain):
-        baseline.fit(histories(features_of_subspace))
-        assert baseline.scores(histories(features_of_subspace)).isfinite().all()
+        baseline.fit(histories(features_of_items))
+        assert baseline.scores(histories(features_of_items)).isfinite().all()
     assert spent(with_features, 80).epsilon == spent(plain, 80).epsilon <= 5.0
     quiet = {"noise": False, "regularisation": 50.0, "clip_norm": 1e9}
     exact = [
         DpGram(DpGramConfig(**{**settings, **quiet, "public_features": on})) for on in (True, False)
     ]
     for baseline in exact:
-        baseline.fit(histories(features_of_subspace))
-    scores = [baseline.scores(histories(features_of_subspace)) for baseline in exact]
+        baseline.fit(histories(features_of_items))
+    scores = [baseline.scores(histories(features_of_items)) for baseline in exact]
     torch.testing.assert_close(*scores)
 
 
@@ -408,8 +383,8 @@ def test_as_by_loops(window, decay):
 
 def test_weights_are_smoothed_and_noise_below_zero_is_left_out():
     total = torch.tensor([[0.0, 4.0], [-3.0, 0.0]], dtype=torch.float64)
-    weights = transition_weights(total, SmoothingConfig(row_prior=4, column_prior=5, power=0.5))
-    assert weights.tolist() == [[0.0, pytest.approx(4 / 8 / 3)], [0.0, 0.0]]
+    expected = pytest.approx(4 / 24 / 54**0.3)
+    assert transition_weights(total).tolist() == [[0.0, expected], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -427,7 +402,7 @@ def test_the_baseline_scores_what_follows_in_time(shuffled):
     baseline.fit(histories)
     got = baseline.scores(histories)
     total = torch.from_numpy(counted(offsets, items, size, 4, 0.7))
-    weights = transition_weights(total, SmoothingConfig())
+    weights = transition_weights(total)
     expected = np.zeros((len(offsets) - 1, size))
     for user, (start, stop) in enumerate(itertools.pairwise(offsets)):
         last = {}

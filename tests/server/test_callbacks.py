@@ -11,7 +11,7 @@ import pytest
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from server.callbacks.base import Callback, CallbackList, Tracker
+from server.callbacks.base import Callback, Tracker
 from simulations import runner
 
 # Callbacks of an experiment: created from their settings, called in order, unable to change the
@@ -91,16 +91,6 @@ def test_a_wrong_callback_is_named_before_anything_runs(tiny_experiment, callbac
     with pytest.raises(ExperimentError) as caught:
         load({**tiny_experiment(), "callbacks": callbacks})
     assert all(word in caught.value.text() for word in words), caught.value.text()
-
-
-def test_any_callback_can_end_the_run_and_all_are_called():
-    class Stopping(Callback):
-        def after_round(self, row, seconds):
-            return True
-
-    callback_list = CallbackList([Stopping(), Noting(NotingConfig(mark="z"))])
-    assert callback_list.after_round({"round": 7}, 0.1) and TOLD == [("z", 7)]
-    assert not CallbackList([]).after_round({"round": 1}, 0.1)
 
 
 # Runs in TensorBoard and MLflow: these tools read the same numbers as in the run folder.

@@ -22,12 +22,10 @@ from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
-from fedrec.rng import stream
 from server.asynchronous import AsynchronousFederation, BufferedTimeline
 from server.cohort import Roster
 from server.devices import closed
-from server.loop import announce_paths
-from simulations import runner
+from server.loop import announce_paths, warn_without_user_features
 from strategies.optimisers import Reptile, ReptileConfig
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
@@ -282,16 +280,6 @@ def test_a_restored_queue_goes_on(timeline):
 
 
 @pytest.mark.usefixtures("identity")
-def test_only_parameters_that_are_still_needed_are_kept(timeline):
-    found = timeline()
-    rounds_of(found, 1, 5)
-    # 2 trains from those after the first step; the next start from those after the fifth
-    assert set(found.versions) == {1, 5}
-    rounds_of(found, 6, 6)
-    assert set(found.versions) == {5, 6}
-
-
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(("exponent", "weight"), [(0.5, 5**-0.5), (0.0, 1.0), (1.0, 0.2)])
 def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline, exponent, weight):
     """Reptile with rate 1: theta + weight * change / 1; drift is relative to the old parameters."""
@@ -323,27 +311,6 @@ def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline
     assert metrics["num-clients"] == 1
 
 
-@pytest.mark.usefixtures("identity")
-def test_nobody_is_twice_in_a_buffer_or_in_two_places(load_tiny):
-    """18 clients, 13 at a time and 6 in a buffer, of very different speeds."""
-    experiment = load_tiny("devices={examples=1, compute-spread=3}", "asynchronous.concurrency=13")
-    found = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
-    found.announce(THETA)
-    cohorts = types.SimpleNamespace(
-        clients=np.arange(18),
-        section=experiment.sampler,
-        drawn=lambda number, present=None: np.sort(
-            stream(0, "test", number).choice(18, 6, replace=False)
-        ),
-    )
-    for number in range(1, 60):
-        cohort = found.cohort(number, cohorts)
-        queue = [one.client for one in found._queue]
-        assert len(cohort) == len(set(cohort.tolist())) == 6
-        assert len(queue) == len(set(queue)) and len(queue) <= 13
-        found.after_training(number, to_record(THETA))
-
-
 # Which answers a synchronous round takes, and when it closes, by hand.
 
 ENDS = np.array([4.0, 1.0, 9.0, 1.0, 3.0])
@@ -369,22 +336,6 @@ def test_answers_by_hand(settings, taken, at):
     start = 10.0
     found = closed(np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings))
     assert tuple(found.taken.tolist()) == taken and found.at == start + at
-
-
-def test_without_an_answer_a_round_ends_when_the_last_device_goes():
-    lost = np.ones(2, dtype=bool)
-    found = closed(np.arange(2), np.array([3.0, 5.0]), lost, 0.0, ClosingConfig())
-    assert not len(found.taken) and found.at == 5.0
-
-
-@pytest.mark.parametrize("more", [1.0, 1.05, 1.1, 1.3, 1.7, 2.0, 3.3])
-def test_one_cohort_of_those_asked_is_enough(more):
-    config = ClosingConfig(over_selection=more)
-    for cohort in range(1, 200):
-        asked = config.asked(cohort)
-        assert cohort * more - 1e-6 <= asked < cohort * more + 1
-        assert config.needed(asked) == cohort
-    assert config.asked(2.5) == pytest.approx(2.5 * more)
 
 
 # What is said of training paths, and compiled before the first round.
@@ -415,34 +366,18 @@ def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
 
 # The warning about users whom a model cannot tell apart.
 
-ROWS = "\n".join(f"u{n % 20},i{n * 7 % 41},{n % 7}" for n in range(240))
-PRIVREC = {"name": "privrec", "embedding": 4, "hidden": [8]}
-FEATURES = {"user-features": ["group"]}
-CASES = {
-    "no features": (PRIVREC, {}, True),
-    "features": (PRIVREC, FEATURES, False),
-    "without features by choice": ({**PRIVREC, "features": False}, {}, False),
-    "a vector for each user": ({"name": "mf", "factors": 4}, {}, False),
-}
 
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_model_of_features_is_warned_of_data_without_features(case, tmp_path, caplog):
-    model, features, warned = CASES[case]
-    table = tmp_path / "table.csv"
-    rows = [f"{row},g{int(row[1:].split(',')[0]) % 3}" for row in ROWS.splitlines()]
-    table.write_text("\n".join(["user,item,rating,group", *rows]) + "\n")
-    experiment = {
-        "name": "warned",
-        "rounds": 1,
-        "dataset": {"name": "table", "path": str(table), **features},
-        "split": {"name": "user-holdout"},
-        "model": model,
-        "step": {"name": "sgd"},
-        "strategy": {"name": "reptile"},
-        "sampler": {"name": "fixed-size", "cohort": 4},
-        "evaluation": {"every": 0, "baselines": []},
-        "engine": {"name": "serial"},
-    }
-    runner.run(experiment, output=tmp_path / "run")
+@pytest.mark.parametrize(
+    ("model", "parameters", "warned"),
+    [
+        ("{name='privrec'}", ["item.id"], True),
+        ("{name='privrec'}", ["item.id", "user.group"], False),
+        ("{name='privrec', features=false}", ["item.id"], False),
+        ("{name='mf'}", ["item.factors"], False),
+    ],
+)
+def test_a_model_of_features_is_warned_of_data_without_features(
+    load_tiny, caplog, model, parameters, warned
+):
+    warn_without_user_features(load_tiny(f"model={model}"), parameters)
     assert any("represents users by features" in line for line in caplog.messages) == warned

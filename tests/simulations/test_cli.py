@@ -73,43 +73,15 @@ def test_run_prints_a_table_and_writes_flat_metrics(fedrec, experiment, tmp_path
     assert result["seed"] == 3
 
 
-def test_resume_of_a_finished_run_prints_its_table_again(fedrec, experiment, tmp_path):
-    _, first, _ = fedrec("run", experiment, "-o", tmp_path / "run")
-    code, second, _ = fedrec("resume", tmp_path / "run")
-    assert code == 0 and second == first
-
-
 BAD = {
     "unknown-key": (
         ["--set", "strategy.server-lrr=1"],
         2,
         ["strategy.server-lrr", "did you mean 'server-lr'"],
     ),
-    "unknown-section-key": (
-        ["--set", "evaluation.evry=1"],
-        2,
-        ["evaluation.evry", "did you mean 'every'"],
-    ),
     "wrong-type": (["--set", "rounds='many'"], 2, ["'rounds'", "valid integer", "'many'"]),
-    "zero-rounds": (["--set", "rounds=0"], 2, ["'rounds'", "greater than or equal to 1", "0"]),
-    "too-many-clients": (
-        ["--set", "sampler.cohort=500"],
-        2,
-        ["sampler.cohort", "at most", "24", "500"],
-    ),
-    "unknown-strategy": (
-        ["--set", "strategy.name=reptil"],
-        2,
-        ["'reptil'", "did you mean 'reptile'"],
-    ),
-    "unknown-dataset": (["--set", "dataset.name=ml1m"], 2, ["unknown dataset", "did you mean"]),
     "unknown-engine": (["--engine", "rai"], 2, ["engine.name", "'serial', 'ray' or 'flower'"]),
     "bad-device": (["--device", "cuda:7"], 6, ["cuda:7", "--device cpu"]),
-    "bad-precision": (
-        ["--set", "engine.precision=bf16"],
-        6,
-        ["'bf16'", "a CUDA device", "'float32'"],
-    ),
     "no-equals-sign": (["--set", "rounds"], 2, ["key=value"]),
     "missing-data": (
         ["--set", "dataset={name='ml-1m', path='/nowhere/ml-1m'}"],
@@ -130,9 +102,7 @@ def test_bad_input_gives_an_error_with_a_fix(case, fedrec, experiment, tmp_path)
         assert word in text
 
 
-@pytest.mark.parametrize(
-    ("output", "words"), [("a\0b", "a path has a zero byte"), ("file/run", "file")]
-)
+@pytest.mark.parametrize(("output", "words"), [("a\0b", "embedded null"), ("file/run", "file")])
 def test_an_output_that_no_system_allows_is_refused(fedrec, experiment, tmp_path, output, words):
     (tmp_path / "file").touch()
     code, out, err = fedrec("run", experiment, "-o", f"{tmp_path}/{output}")
@@ -160,11 +130,8 @@ def test_an_empty_output_is_not_the_current_folder(fedrec, tmp_path, monkeypatch
         ("resume .", 4, ["is not a run folder", "run.json"]),
         ("list strategys_", 2, ["did you mean 'strategy'"]),
         ("list step sgdd", 2, ["did you mean 'sgd'"]),
-        ("list baseline no-such-word", 2, ["no-such", "expected"]),
-        ("list no-such-word", 2, ["no-such", "expected"]),
         ("list no-such-kind noisy", 2, ["no-such", "expected"]),
         ("list section privcy", 2, ["did you mean 'privacy'"]),
-        ("list section", 2, ["the name of a component or table"]),
         ("data fetch frappe", 3, ["fedrec data import frappe PATH"]),
     ],
 )
@@ -189,14 +156,7 @@ def test_list_names_paper_and_file(fedrec):
     found = json.loads(out)
     assert code == 0
     names = {kind: {entry["name"] for entry in entries} for kind, entries in found.items()}
-    assert {"ml-1m", "ml-20m", "netflix", "frappe", "gowalla", "table", "synthetic"} <= names[
-        "dataset"
-    ]
-    assert {"reptile", "fedavg"} <= names["strategy"]
-    assert {"popularity", "ease"} <= names["baseline"]
-    assert "privrec-ml1m" in names["experiment"]
-    assert "sgd" in names["step"]
-    assert "privrec" in names["model"]
+    assert "ml-1m" in names["dataset"] and "privrec-ml1m" in names["experiment"]
     reptile = next(entry for entry in found["strategy"] if entry["name"] == "reptile")
     assert reptile["file"] == "strategies/optimisers.py" and "eq. 6" in reptile["paper"]
 
@@ -229,11 +189,6 @@ def test_data_info_describes_a_dataset(fedrec):
     assert "user feature gender" in out
 
 
-def test_doctor_finds_this_installation_in_order(fedrec):
-    code, out, _ = fedrec("doctor")
-    assert code == 0 and "WRONG" not in out and "flwr" in out
-
-
 def test_help_imports_nothing_heavy():
     heavy = {"torch", "ray", "flwr", "pandas", "numpy", "scipy", "pydantic", "autodp"}
     script = (
@@ -245,12 +200,6 @@ def test_help_imports_nothing_heavy():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip().splitlines()[-1] == "[]"
-
-
-def test_shell_completion_offers_shipped_experiments():
-    from simulations.cli.run import _shipped
-
-    assert "privrec-ml1m" in _shipped("privrec-") and _shipped("nothing") == []
 
 
 @pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -298,20 +247,16 @@ def test_a_finished_run_is_extended_and_the_next_commands_are_named(fedrec, expe
     assert code == 0 and "3 rounds" in out
 
 
-def test_more_rounds_are_not_suggested_for_sums_that_are_the_same_in_each(
-    fedrec, experiment, tmp_path
-):
-    linear = ("--set", "step.name=gram", "--set", "model={name='item-weights'}")
-    run, rounds = tmp_path / "run", ("--set", "strategy.name=gram", "--set", "rounds=1")
-    code, _, err = fedrec("run", experiment, "-o", run, *linear, *rounds)
-    assert code == 0 and "fedrec report" in err and "fedrec resume" not in err
-
-
-def test_more_rounds_are_not_suggested_for_noise_that_is_calibrated_to_all_rounds(
-    fedrec, experiment, tmp_path
-):
-    private = ("--set", "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-3}", "--set", "rounds=2")
-    code, _, err = fedrec("run", experiment, "-o", tmp_path / "run", *private)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("step.name=gram", "model={name='item-weights'}", "strategy.name=gram", "rounds=1"),
+        ("privacy={clip-norm=1.0, epsilon=5.0, delta=1e-3}",),
+    ],
+    ids=["sums that are the same in each round", "noise that is calibrated to all rounds"],
+)
+def test_more_rounds_are_not_suggested(fedrec, experiment, tmp_path, settings):
+    code, _, err = fedrec("run", experiment, "-o", tmp_path / "run", sets=settings)
     assert code == 0 and "fedrec report" in err and "fedrec resume" not in err
 
 
@@ -368,10 +313,7 @@ def test_commands_are_listed_in_groups_and_without_one_it_says_how_to_start(fedr
     listed = re.findall(r"\n  ([a-z]+)  ", out.partition("\nRun:")[2])
     assert sorted(listed) == sorted(typer.main.get_command(cli.app).list_commands(None))
     code, out, _ = fedrec()
-    lines = out.splitlines()
-    assert code == 0 and len(lines) == 5 and max(map(len, lines)) <= 100
-    named = {line.split()[1] for line in lines[:4]}
-    assert named <= set(listed)
+    assert code == 0 and {line.split()[1] for line in out.splitlines()[:4]} <= set(listed)
 
 
 def test_a_warning_is_printed_once_a_command(capsys):
@@ -401,40 +343,22 @@ EPSILON = ("privacy", "epsilon", *ONE)
         ("--sampler poisson --adjacency add-remove --backend autodp", 1.410738),
         ("--sampler poisson --adjacency add-remove --backend pld", 1.099601),
         ("--backend paper --delta 1e-6", 16.6081),
+        ("--delta 0", "inf"),
     ],
 )
 def test_epsilon_is_one_json_object(fedrec, options, expected):
     code, out, err = fedrec(*EPSILON, *options.split(), "--json")
     found = json.loads(out, parse_constant=pytest.fail)
     assert (code, err) == (0, "")
-    assert found["epsilon"] == pytest.approx(expected, rel=1e-4)
+    near = expected if expected == "inf" else pytest.approx(expected, rel=1e-4)
+    assert found["epsilon"] == near
     assert found["cohort"] == 30 and found["caveats"]
     assert found["attack_epsilon"] == pytest.approx(1.099601, rel=1e-3) or "--delta" in options
 
 
-def test_epsilon_as_a_table_with_a_plain_line(fedrec):
-    code, out, _ = fedrec(*EPSILON)
-    assert code == 0 and "1.31828" in out and "right at most 78.9% of the time" in out
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [(("--delta", 1e-3), "delta 0.001 is above 1/N"), (("--backend", "paper"), "comparison only")],
-)
-def test_numbers_that_mislead_come_with_a_warning(fedrec, options, expected):
-    assert expected in fedrec(*EPSILON, *options)[1]
-    assert expected not in fedrec(*EPSILON)[1]
-
-
-def test_infinite_epsilon_is_the_text_inf(fedrec):
-    code, out, _ = fedrec(*EPSILON, "--delta", 0, "--json")
-    assert code == 0 and json.loads(out, parse_constant=pytest.fail)["epsilon"] == "inf"
-
-
-def test_laplace_without_delta(fedrec):
-    options = ("--clients", 9, "--cohort", 9, "--rounds", 4, "--noise-multiplier", 2, "--delta", 0)
-    code, out, _ = fedrec("privacy", "epsilon", *options, "--mechanism", "laplace", "--json")
-    assert code == 0 and json.loads(out)["epsilon"] == pytest.approx(2.0)
+def test_epsilon_as_a_table_with_a_sentence(fedrec):
+    code, out, _ = fedrec(*EPSILON, "--delta", 1e-3)
+    assert code == 0 and "right at most" in out and "delta 0.001 is above 1/N" in out
 
 
 def test_calibrated_noise_gives_back_the_target(fedrec):
@@ -462,19 +386,10 @@ def test_explain_takes_options_or_an_experiment(fedrec):
     [
         (("epsilon", *ROUNDS, "--noise-multiplier", "nan"), "noise-multiplier"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "1e30"), "from 1e-09 to 1e+09"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", "1e-30"), "from 1e-09 to 1e+09"),
-        (("epsilon", *ONE, "--delta", 1), "delta"),
-        (("epsilon", *ONE, "--delta", 0.3), "0.1"),
         (("epsilon", *ONE, "--clients", 29), "1 to 29"),
-        (("epsilon", *ONE, "--clients", 0), "clients"),
         (("epsilon", *ONE, "--cohort", 2.5), "whole number"),
-        (("epsilon", *ONE, "--rounds", 0), "rounds"),
         (("epsilon", *ONE, "--sampler", "poisson"), "no privacy bound is proven"),
-        (("epsilon", *ONE, "--adjacency", "add-remove"), "no privacy bound is proven"),
-        (("epsilon", *ONE, "--backend", "moments"), "'autodp'"),
-        (("calibrate", *ROUNDS, "--epsilon", 0), "epsilon"),
         (("calibrate", *ROUNDS, "--epsilon", 1, "--backend", "paper"), "paper's arithmetic"),
-        (("calibrate", *ROUNDS, "--epsilon", 1, "--delta", 0), "delta > 0"),
         (
             ("calibrate", *ROUNDS, "--epsilon", 0.01, "--backend", "autodp"),
             "target epsilon is not reachable",
@@ -483,7 +398,6 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("explain", "--clients", 9), "missing key 'cohort'"),
         (("explain", "privrec-synthetic"), "no differential privacy"),
         (("explain", "privrec-synthetic", "--cohort", 3), "--cohort"),
-        (("explain", "no-such-experiment"), "unknown experiment"),
     ],
     ids=str,
 )
@@ -504,13 +418,6 @@ def test_bad_input_is_explained(fedrec, arguments, fault):
 def test_a_value_of_another_type_is_a_usage_error(fedrec, option, value, expected):
     code, _, err = fedrec("privacy", "epsilon", *ROUNDS, option, value)
     assert code == 2 and value in err and expected in err and "Traceback" not in err
-
-
-def test_help_explains_what_the_multiplier_is_relative_to(fedrec):
-    for command in ("epsilon", "calibrate"):
-        code, out, _ = fedrec("privacy", command, "--help")
-        words = " ".join(out.split()).replace("- ", "-")  # lines may break after a hyphen
-        assert code == 0 and "2S under replace-one" in words and "S under add-remove" in words
 
 
 def test_a_private_run_prints_at_most_eight_lines_below_its_table(run_tiny, capsys):

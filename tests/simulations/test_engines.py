@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The serial engine, Flower's, secure runs, and resumed ones."""
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from clients.steps.sgd import Sgd
 from fedrec.errors import ClientError
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
@@ -196,21 +198,6 @@ def nobody(monkeypatch):
 
 
 @pytest.mark.usefixtures("identity")
-def test_task_identity_has_the_three_attributes_that_are_set():
-    for name in ("run_id", "node_id", "task_id"):
-        assert hasattr(TaskIdentity, f"_{name}"), f"flwr: TaskIdentity._{name} is gone"
-        assert isinstance(getattr(type(TaskIdentity), name), property), (
-            f"flwr: TaskIdentity.{name} is no property"
-        )
-
-
-@pytest.mark.usefixtures("identity")
-def test_without_an_identity_no_message_can_be_made(nobody):
-    with pytest.raises(RuntimeError, match="not set"):
-        Message(RecordDict(), 2, "train")
-
-
-@pytest.mark.usefixtures("identity")
 def test_the_identity_of_a_real_flower_task_is_kept(nobody):
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 77, 88, 99
     identify_server()
@@ -246,13 +233,11 @@ QUICK = ("evaluation.every=0", "evaluation.final-users=1", "evaluation.fine-tune
 PLANS = {
     "none": (),
     "weighted": ("strategy.name=fedavg",),
-    "central": ("privacy={clip-norm=0.5, noise-multiplier=1.0}",),
     "distributed": (
         "privacy={clip-norm=0.5, noise-multiplier=1.0, placement='distributed', max-dropouts=2}",
     ),
     "local": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='local'}",),
     "laplace": ("privacy={clip-norm=0.5, noise-multiplier=1.0, mechanism='laplace', delta=0.0}",),
-    "adaptive": ("privacy={clip-norm=0.5, noise-multiplier=1.0, adaptive-clip={count-noise=2.0}}",),
     "two phases": ("model.item-bias=true", "strategy={name='popularity-start'}", "rounds=3"),
 }
 
@@ -281,15 +266,6 @@ def test_an_interrupted_run_continues(run_tiny):
     assert len(found.rounds) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-@pytest.mark.ray
-def test_on_ray(run_tiny, shared_engine):
-    plain = run_tiny(*QUICK, THREE, output="plain")
-    secure = run_tiny(*QUICK, THREE, SECURE, "engine.name=ray", output="ray")
-    assert_close(secure.parameters, plain.parameters, rtol=1e-5, atol=1e-7)
-
-
 def test_a_sum_without_room_names_the_setting(run_tiny):
     with pytest.raises(ClientError, match=r"too large(.*\n)*.*secure-aggregation.largest"):
         run_tiny(*QUICK, THREE, "secure-aggregation={largest=1e-12}")
@@ -298,69 +274,30 @@ def test_a_sum_without_room_names_the_setting(run_tiny):
 # A run that is killed or interrupted in the middle of a round ends like an uninterrupted one.
 
 FORK = multiprocessing.get_context("fork")  # which need not import everything once more
-STEP = """
-import json, os, pathlib, time
-from clients.steps.sgd import Sgd
-
-calls = 0
-
-
-class Stuck(Sgd):
-    '''Trains like `Sgd`, but waits for ever at the third client after round 2 of the run that
-    STUCK_IN names.'''
-
-    def batches(self, data, random):
-        global calls
-        run = os.environ.get("STUCK_IN")
-        if run and json.loads((pathlib.Path(run) / "status.json").read_text())["round"] == 2:
-            calls += 1
-            if calls == 3:
-                (pathlib.Path(run).parent / "stuck").touch()
-                time.sleep(600)
-        return super().batches(data, random)
-"""
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    """A folder with the module `stuck_step`."""
-    folder = tmp_path_factory.mktemp("plugin")
-    (folder / "stuck_step.py").write_text(STEP)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def table(plugin, tiny_experiment):
-    """Every client has a private output layer, so the private state must survive as well."""
+def table(tiny_experiment):
+    """Every client has a private output layer, so the private state must survive as well. The step
+    is called for one client after the other."""
     table = {**tiny_experiment(), "rounds": 4}
     table["sampler"]["cohort"] = 12
-    table["engine"]["path"] = (
-        "reference"  # so that the step is called for one client after the other
-    )
-    table["step"] |= {"name": "stuck_step:Stuck", "private-parameters": ["layer1.*"]}
+    table["engine"]["path"] = "reference"
+    table["step"] |= {"private-parameters": ["layer1.*"]}
     return table
 
 
-@pytest.fixture(scope="module")
-def unbroken(table, tmp_path_factory):
-    return runner.run(table, output=tmp_path_factory.mktemp("unbroken") / "run")
-
-
-def stuck_process(table, run):
-    """A process in the middle of round 3 of the run."""
-    process = FORK.Process(target=stuck, args=(table, run))
-    process.start()
-    deadline = time.monotonic() + 60
-    while not (run.parent / "stuck").exists():
-        assert process.is_alive() and time.monotonic() < deadline, "the run did not come to round 3"
-        time.sleep(0.05)
-    return process
-
-
 def stuck(table, run):
-    os.environ["STUCK_IN"] = str(run)
+    """Run an experiment that waits for ever at the third client after round 2."""
+    batches, calls = Sgd.batches, itertools.count(1)
+
+    def stuck_batches(step, data, random):
+        if RunFolder(run).status()["round"] == 2 and next(calls) == 3:
+            (run.parent / "stuck").touch()
+            time.sleep(600)
+        return batches(step, data, random)
+
+    Sgd.batches = stuck_batches  # pyright: ignore[reportAttributeAccessIssue]
     runner.run(table, output=run)
 
 
@@ -371,12 +308,16 @@ def stuck(table, run):
     [(signal.SIGKILL, "running"), (signal.SIGINT, "interrupted")],
     ids=["kill -9", "ctrl-c"],
 )
-def test_a_broken_run_ends_with_the_numbers_of_an_unbroken_one(
-    table, unbroken, tmp_path, sign, status
-):
+def test_a_broken_run_ends_with_the_numbers_of_an_unbroken_one(table, tmp_path, sign, status):
+    unbroken = runner.run(table, output=tmp_path / "unbroken")
     run = tmp_path / "run"
-    process = stuck_process(table, run)
+    process = FORK.Process(target=stuck, args=(table, run))
+    process.start()
+    deadline = time.monotonic() + 60
     try:
+        while not (tmp_path / "stuck").exists():
+            assert process.is_alive() and time.monotonic() < deadline, "it did not come to round 3"
+            time.sleep(0.05)
         os.kill(process.pid, sign)
         process.join(30)
         assert process.exitcode not in (0, None)

@@ -37,6 +37,7 @@ from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.deployed.discovery import Discovery
 from server.deployed.validation import ReplyValidator
+from simulations import runner
 from simulations.deployment.client import plan_of
 from simulations.deployment.layout import Deployment
 from simulations.export.folder import export
@@ -44,8 +45,8 @@ from simulations.own_table import OwnTable
 from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
 from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
-from simulations.studies.sweep import plan_of as plan_of_of_fuzz_files
-from tests.simulations.fuzzing import fuzzed, told
+from simulations.studies.sweep import plan_of as plan_of_sweep
+from tests.simulations.helpers import fuzzed, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a
 # traceback.
@@ -178,9 +179,8 @@ def test_settings_of_nodes_and_deployments(tmp_path, given_):
 
 @pytest.fixture(scope="module")
 def finished(tiny_experiment, tmp_path_factory):
-    from simulations import runner
-
     table = {**tiny_experiment(), "privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
+    table["evaluation"]["baselines"] = ["popularity"]
     return runner.run(table, output=tmp_path_factory.mktemp("run") / "run").folder
 
 
@@ -253,27 +253,21 @@ def test_checkpoints(finished, tmp_path, data):
     about = json.loads(arrays["about"].tobytes())
     kind = data.draw(st.sampled_from(["about", "array", "gone"]))
     if kind == "about":
-        text = json.dumps(
-            changed(about, (data.draw(st.sampled_from(sorted(about))),), data.draw(VALUES))
-        )
+        key = data.draw(st.sampled_from(sorted(about)))
+        text = json.dumps(changed(about, (key,), data.draw(VALUES)))
         arrays["about"] = np.frombuffer(text.encode(), np.uint8)
     else:
         name = data.draw(st.sampled_from(sorted(arrays)))
-        arrays[name] = np.zeros(
-            data.draw(st.lists(st.integers(0, 3), max_size=3)),
-            data.draw(st.sampled_from(["f4", "i4", "u1"])),
-        )
+        shape = data.draw(st.lists(st.integers(0, 3), max_size=3))
+        arrays[name] = np.zeros(shape, data.draw(st.sampled_from(["f4", "i4", "u1"])))
         if kind == "gone":
             del arrays[name]
     (tmp_path / "checkpoints").mkdir(exist_ok=True)
     written = io.BytesIO()
     np.savez(written, **arrays)
     (tmp_path / "checkpoints" / newest.name).write_bytes(written.getvalue())
-    told(
-        Checkpoints(
-            tmp_path / "checkpoints", RunFolder(finished).experiment.digest(), keep=3
-        ).latest
-    )
+    digest = RunFolder(finished).experiment.digest()
+    told(Checkpoints(tmp_path / "checkpoints", digest, keep=3).latest)
 
 
 THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
@@ -308,12 +302,10 @@ def test_answers_of_nodes(tmp_path, data):
         for name in data.draw(st.lists(st.sampled_from(names), max_size=3)):
             record[name] = data.draw(RAW)
     if data.draw(st.booleans()):
-        content["x"] = data.draw(
-            st.sampled_from([MetricRecord({"a": 1}), ConfigRecord({"a": b"b"})])
-        )
-    assert isinstance(
-        ReplyValidator().trained([message], [Message(content, reply_to=message)], THETA), list
-    )
+        records = [MetricRecord({"a": 1}), ConfigRecord({"a": b"b"})]
+        content["x"] = data.draw(st.sampled_from(records))
+    reply = Message(content, reply_to=message)
+    assert isinstance(ReplyValidator().trained([message], [reply], THETA), list)
 
     class Grid:
         def get_node_ids(self):
@@ -470,15 +462,15 @@ def test_what_a_sweep_varies(tiny_experiment, text, data):
     if data is not None:
         key = data.draw(st.sampled_from(["rounds", "strategy.server-lr", "step.epochs", "x"]))
         value = data.draw(st.lists(VALUES, max_size=3))
-        told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [f"{key}={json.dumps(value)}"]))
-    told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [text]))
-    told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [text], trials=3))
+        told(lambda: plan_of_sweep(tiny_experiment(), (), [f"{key}={json.dumps(value)}"]))
+    told(lambda: plan_of_sweep(tiny_experiment(), (), [text]))
+    told(lambda: plan_of_sweep(tiny_experiment(), (), [text], trials=3))
 
 
 @pytest.fixture(scope="module")
 def swept(tiny_experiment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept") / "sweep"
-    plan = plan_of_of_fuzz_files(tiny_experiment(), (), ["strategy.server-lr=[0.1, 1.0]"])
+    plan = plan_of_sweep(tiny_experiment(), (), ["strategy.server-lr=[0.1, 1.0]"])
     sweep(plan, folder)
     return folder
 
@@ -515,22 +507,13 @@ def within_damage(files, data, action):
         file.write_bytes(before)
 
 
-@pytest.fixture(scope="module")
-def finished_of_fuzz_files(tiny_experiment, tmp_path_factory):
-    from simulations import runner
-
-    table = {**tiny_experiment(), "privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
-    table["evaluation"]["baselines"] = ["popularity"]
-    return runner.run(table, output=tmp_path_factory.mktemp("run") / "run").folder
-
-
 @pytest.mark.slow
 @fuzzed(80)
 @given(st.data())
-def test_runs_that_are_compared_reported_and_exported(finished_of_fuzz_files, tmp_path, data):
+def test_runs_that_are_compared_reported_and_exported(finished, tmp_path, data):
     """Every function that makes something of a finished run."""
-    files = [p for p in finished_of_fuzz_files.rglob("*") if p.is_file() and p.name != ".lock"]
-    within_damage(files, data, lambda: use_run(finished_of_fuzz_files, tmp_path))
+    files = [p for p in finished.rglob("*") if p.is_file() and p.name != ".lock"]
+    within_damage(files, data, lambda: use_run(finished, tmp_path))
 
 
 def use_run(folder, output):

@@ -31,7 +31,7 @@ from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
 from server.deployed.discovery import Discovery, write_roster
 from simulations import cli
-from tests.simulations.fuzzing import fuzzed, told
+from tests.simulations.helpers import fuzzed, told
 
 # Random input on the command line, in messages, and in the files of nodes and servers is accepted
 # or refused with a reason, never with a traceback.
@@ -267,14 +267,6 @@ def bad(base, method, body="..."):
     return f"class Bad({base}):\n def {method}:\n" + textwrap.indent(body, "  ")
 
 
-def in_blocks(fault):
-    """A step that does something wrong after a block was trained."""
-    body = (
-        f"trained = super().train_block(parameters, block, client_params)\n{fault}\nreturn trained"
-    )
-    return bad("Sgd", "train_block(self, parameters, block, client_params=None)", body)
-
-
 def predicting(body):
     """A model with other predictions; `found` are the right ones."""
     body = f"found = super().predict(parameters, users, items, rows)\n{body}"
@@ -297,47 +289,18 @@ BROKEN = {
         bad("Step", "train_block(self, parameters)"),
         "TypeError",
     ),
-    ("step", "update-alone"): (
-        bad("Step", "update(self, parameters, data, random)"),
-        "no train_block",
-    ),
     ("step", "nan"): (
         alone("return Update({n: v * math.nan for n, v in parameters.items()}, 1, 0.0)"),
         "NaN or infinity in",
-    ),
-    ("step", "nan-in-blocks"): (
-        in_blocks("trained.values('layer0.bias')[0, 0] = math.nan"),
-        "NaN or infinity in 'layer0.bias'",
     ),
     ("step", "shapes"): (
         alone("return Update({n: v.sum() for n, v in parameters.items()}, 1, 0.0)"),
         "'item.id': (3,)",
     ),
-    ("step", "shapes-in-blocks"): (
-        in_blocks("trained.changes['layer0.bias'] = Dense(trained.values('layer0.bias')[:, :1])"),
-        "'layer0.bias': (3, 1)",
-    ),
     ("step", "no-update"): (alone("return {}"), "got dict"),
     ("step", "raises"): (alone("return 1 / 0"), "ZeroDivision"),
-    ("step", "constructor"): (
-        bad("Sgd", "__init__(self, config)"),
-        "TypeError",
-    ),
-    ("model", "signature"): (
-        bad("PrivRec", "predict(self, parameters, items)"),
-        "TypeError",
-    ),
     ("model", "nan"): (predicting("return found * math.nan"), "expected: finite predictions"),
-    ("model", "nan-at-first"): (
-        bad(
-            "PrivRec",
-            "initial(self, generator)",
-            "return {n: v / 0 for n, v in super().initial(generator).items()}",
-        ),
-        "finite initial parameters",
-    ),
     ("model", "shapes"): (predicting("return found.unsqueeze(-1)"), "got: (2, 3, 1)"),
-    ("strategy", "signature"): (bad("Reptile", "apply(self, theta)"), "TypeError"),
     ("strategy", "abstract"): (
         "from strategies.base import CohortStrategy\nclass Bad(CohortStrategy):\n pass",
         "got: no apply",
@@ -350,7 +313,6 @@ BROKEN = {
         applying("return {n: v.ravel() for n, v in theta.items()}"),
         "expected: the shapes {'user.",
     ),
-    ("strategy", "lacks-one"): (applying("return {}"), "KeyError"),
     ("strategy", "of-flower"): (
         bad(
             "FlowerFedAvg",
@@ -359,36 +321,23 @@ BROKEN = {
         ),
         "LookupError: no more replies",
     ),
-    ("sampler", "signature"): (bad("Sampler", "draw(self)"), "TypeError"),
     ("sampler", "shapes"): (drawing("return self.clients[:, None][:3]"), "got: int64 [3, 1]"),
     ("sampler", "repeats"): (drawing("return self.clients[[0, 0, 1]]"), "ascending and distinct"),
-    ("sampler", "strangers"): (drawing("return np.array([10**6])"), "got: [1000000]"),
     ("sampler", "mutates"): (
         drawing("self.clients += 1\nreturn self.clients[:2]"),
         "read-only",
     ),
-    ("dataset", "signature"): (bad("Synthetic", "read(self, path)"), "TypeError"),
     ("dataset", "shapes"): (reading("return super().read().frame()"), "got: DataFrame"),
     ("dataset", "nan"): (
         reading("data = super().read()\nreturn replace(data, ratings=data.ratings * math.nan)"),
         "a rating is not finite",
     ),
-    ("dataset", "raises"): (reading("return open('/nowhere/a.csv')"), "/nowhere/a.csv"),
     ("split", "shapes"): (splitting("return 3"), "got: int"),
     ("split", "mutates"): (splitting("interactions.users[0] = 1"), "read-only"),
-    ("baseline", "signature"): (
-        f"{bad('Baseline', 'fit(self)')}\n def scores(self): ...",
-        "TypeError",
-    ),
     ("baseline", "nan"): (
         scoring("return torch.full((histories.num_users, histories.num_items), math.nan)"),
         "got: NaN",
     ),
-    ("baseline", "shapes"): (
-        scoring("return torch.zeros(histories.num_items)"),
-        "expected: a tensor",
-    ),
-    ("callback", "signature"): (bad("Callback", "after_round(self, row)"), "TypeError"),
     ("callback", "raises"): (
         bad("Callback", "after_round(self, row, seconds)", "row['no']"),
         "KeyError: 'no'",
@@ -434,18 +383,12 @@ def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
         assert str(file) in err or "is an abstract" in err, err
 
 
-@pytest.mark.parametrize(("kind", "how"), [key for key in BROKEN if key[1] == "abstract"])
-def test_an_abstract_class_is_seen_in_the_list(kind, how, plugin, fedrec):
-    body, _ = BROKEN[kind, how]
-    file = plugin(kind, body)
-    code, out, _ = fedrec("list", kind, "--json")
-    entries = {entry["name"]: entry for entry in json.loads(out)[kind]}
-    assert code == 0
-    assert entries["bad"]["about"].startswith("BROKEN: ")
-    assert entries["bad"]["file"] == str(file)
-    assert "signature" in entries["bad"]["about"] or "abstract" in entries["bad"]["about"]
-    assert len(entries) > 1
-    assert not any(e["about"].startswith("BROKEN") for n, e in entries.items() if n != "bad")
+def test_an_abstract_class_is_seen_in_the_list(plugin, fedrec):
+    file = plugin("strategy", BROKEN["strategy", "abstract"][0])
+    code, out, _ = fedrec("list", "strategy", "--json")
+    broken = [e for e in json.loads(out)["strategy"] if e["about"].startswith("BROKEN: ")]
+    assert code == 0 and [(e["name"], e["file"]) for e in broken] == [("bad", str(file))]
+    assert "abstract" in broken[0]["about"]
 
 
 @pytest.mark.slow
@@ -456,9 +399,7 @@ def test_an_abstract_class_is_seen_in_the_list(kind, how, plugin, fedrec):
             "import no_such_module_here",
             "ModuleNotFoundError: No module named 'no_such_module_here'",
         ),
-        ("def (:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("from clients.steps.sgd import Nothing", "ImportError: cannot import name 'Nothing'"),
     ],
 )
 def test_an_import_error_is_reported_and_the_rest_works(

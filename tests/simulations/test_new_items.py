@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import (
@@ -28,13 +27,9 @@ from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.lists import HeldOutLists, ranking_metrics
 from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, Metrics
 from fedrec.experiment.loading import load
-from fedrec.metrics.ranking import CappedRecall
-from fedrec.metrics.ranks import RankedBlock
 from fedrec.models.content import LEFT, MAP, RIGHT
 from fedrec.runs.result import Result
-from fedrec.sums.content import mapped
 from simulations import runner
-from simulations.cli import app
 from simulations.own_table import OwnTable
 
 WIDTH = 6
@@ -195,18 +190,6 @@ def test_new_and_old_items_are_ranked_apart_and_together(tmp_path):
             assert np.isnan(mine[~wanted]).all()
 
 
-def test_capped_recall_is_over_what_a_list_can_hold():
-    relevant = torch.tensor([[True, True, True, False], [False, False, True, False]])
-    block = RankedBlock(
-        torch.tensor([[4.0, 1, 2, 3]] * 2),
-        seen=relevant,
-        known=torch.zeros_like(relevant),
-        relevant=relevant,
-        ks=(2,),
-    )
-    assert CappedRecall(CappedRecall.Config()).per_user(block, 2).tolist() == [0.5, 0.0]
-
-
 def histories(items: np.ndarray, values: np.ndarray | None) -> Histories:
     """Each user's items `[users, n]`."""
     users, each = items.shape
@@ -245,36 +228,6 @@ def test_mapped_factors_are_a_ridge_regression_and_old_ones_stay():
     solved = np.linalg.solve(known.T @ known + 2 * np.eye(WIDTH), known.T @ theirs.T[used])
     expected = unit[~used] @ solved
     np.testing.assert_allclose(ours.scores(given).numpy()[:, ~used].T, expected, atol=1e-5)
-
-
-def test_what_is_mapped_are_the_outputs():
-    random = torch.Generator().manual_seed(0)
-    left, right, columns = (
-        torch.rand(shape, generator=random).double() for shape in ((3, 2), (3, 2), (5, 4))
-    )
-    model = mapped(
-        left, right, torch.tensor([0, 2, 4]), torch.tensor([True, False, True]), columns, 1e-9
-    )
-    np.testing.assert_allclose(columns[[0, 4]] @ model.weights, right[[0, 2]], atol=1e-6)
-    np.testing.assert_allclose(model.right[[1, 2, 3]], columns[[1, 2, 3]] @ model.weights)
-    assert not model.left[[1, 2, 3]].any() and torch.equal(model.left[[0, 4]], left[[0, 2]])
-
-
-def test_scaled_items_have_the_weights_of_the_linear_model(tmp_path):
-    weights = []
-    for system in ("content-map", "linear"):
-        folder = tmp_path / system
-        folder.mkdir()
-        changed = table(folder, rows_of(), system)
-        changed["step"]["exponent"] = 0.5
-        changed["strategy"]["main"] |= {"solution": "puresvd"}
-        changed["model"] = {**changed["model"], "items": 20}
-        if system == "linear":
-            changed["strategy"]["main"]["factors"] = 64
-        values = runner.run(load(changed, []), output=folder / "run").parameters
-        weights.append(values[LEFT] @ values[RIGHT].T if LEFT in values else values["item.weights"])
-    used = weights[0].any(1)
-    np.testing.assert_allclose(weights[0][used][:, used], weights[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("solution", ["puresvd", "ease"])
@@ -348,7 +301,7 @@ def later(folder, values: np.ndarray, ids: list[str]):
 
 
 @pytest.mark.parametrize("system", ["content-map", "fold-in"])
-def test_items_that_came_after_a_run_are_ranked_by_their_vectors(tmp_path, system):
+def test_items_that_came_after_a_run_are_ranked_by_their_vectors(tmp_path, fedrec, system):
     result = runner.run(load(table(tmp_path, rows_of(), system), []), output=tmp_path / "run")
     values = vectors_of(10, seed=7)
     file = later(tmp_path, values, [f"n{number}" for number in range(10)])
@@ -367,18 +320,8 @@ def test_items_that_came_after_a_run_are_ranked_by_their_vectors(tmp_path, syste
         best = lists.loc[lists["rank"] == 1].set_index("user")["score"]
         scores = best.loc[population.interactions.user_ids.tolist()].to_numpy()
         np.testing.assert_allclose(scores, expected.max(1), atol=1e-5)
-    out = [
-        "recommend",
-        str(tmp_path / "run"),
-        "--user",
-        "3",
-        "--top",
-        "2",
-        "--new-items",
-        str(file),
-    ]
-    done = CliRunner().invoke(app, out)
-    assert done.exit_code == 0 and done.stdout.count("\n3,") == 2, done.output
+    given = ("recommend", tmp_path / "run", "--user", 3, "--top", 2)
+    assert fedrec(*given, "--new-items", file)[1].count("\n3,") == 2
 
 
 def test_a_network_of_vectors_without_ids_ranks_later_items(tmp_path):
@@ -403,6 +346,12 @@ def test_a_network_of_vectors_without_ids_ranks_later_items(tmp_path):
         runner.run(load(changed, []), output=tmp_path / "bare")
 
 
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("new")
+    return runner.run(load(table(folder, rows_of()), []), output=folder / "run")
+
+
 @pytest.mark.parametrize(
     ("ids", "values", "wrong"),
     [
@@ -413,27 +362,19 @@ def test_a_network_of_vectors_without_ids_ranks_later_items(tmp_path):
         (["a", "b"], np.full((2, WIDTH), np.nan), "NaN|could not convert"),
     ],
 )
-def test_wrong_files_of_new_items_are_refused(tmp_path, ids, values, wrong):
-    result = runner.run(load(table(tmp_path, rows_of()), []), output=tmp_path / "run")
+def test_wrong_files_of_new_items_are_refused(tmp_path, result, ids, values, wrong):
     with pytest.raises(DataError, match=wrong):
         result.recommend(new_items=later(tmp_path, values, ids))
-
-
-def test_a_file_of_another_format_is_told_what_is_read(tmp_path):
-    result = runner.run(load(table(tmp_path, rows_of()), []), output=tmp_path / "run")
-    file = tmp_path / "new.parquet"
-    pd.DataFrame({"item": ["a"]}).to_parquet(file)
+    pd.DataFrame({"item": ["a"]}).to_parquet(file := tmp_path / "new.parquet")
     with pytest.raises(DataError, match=r"cannot be ranked\n.*a CSV file with the columns item"):
         result.recommend(new_items=file)
 
 
-def test_an_export_has_the_new_items(tmp_path):
+def test_an_export_has_the_new_items(tmp_path, fedrec, result):
     pytest.importorskip("onnxruntime")
-    result = runner.run(load(table(tmp_path, rows_of()), []), output=tmp_path / "run")
     file = later(tmp_path, vectors_of(10, seed=7), [f"n{number}" for number in range(10)])
-    args = ["export", str(result.folder), "-o", str(tmp_path / "out"), "--new-items", str(file)]
-    done = CliRunner().invoke(app, [*args, "--user", "3"])
-    assert done.exit_code == 0, done.output
+    given = ("-o", tmp_path / "out", "--new-items", file, "--user", 3)
+    assert fedrec("export", result.folder, *given)[0] == 0
     items = (tmp_path / "out/items.txt").read_text().splitlines()
     assert len(items) == ITEMS + 10 and items[-1] == '"n9"'
 

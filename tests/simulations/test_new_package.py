@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from simulations.scaffold.package import TEMPLATES
-from tests.simulations.bundles import ROOT
+from tests.simulations.helpers import ROOT
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_an_attack_of_ones_own_runs_by_its_name(fedrec, tmp_path, tiny_file, mon
     assert fedrec("new", "attack", "trial-attack", "--into", tmp_path)[0] == 0
     monkeypatch.syspath_prepend(str(tmp_path))
     name = "trial_attack:TrialAttack"
-    arguments = ["attack", "run", name, tiny_file, "-w", "length=5", "-o", tmp_path / "a", "--json"]
+    arguments = ["attack", name, tiny_file, "--length", 5, "-o", tmp_path / "a", "--json"]
     code, out, err = fedrec(*arguments)
     assert code == 0, err
     found = json.loads(out)

@@ -16,13 +16,13 @@ from clients.node import Node
 from clients.step import private_names
 from fedrec.components.registry import POISONING, resolve
 from fedrec.data.malicious_users import Known
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting import events
 from fedrec.rng import stream
-from fedrec.runs.folder import RunFolder
 from fedrec.training.block import OwnData
 from simulations import runner
+from simulations.poisoning import base, gradients
 from simulations.poisoning.base import learning_rates
 from simulations.poisoning.gradients import clustered, promotion_gradient
 from tests.captured_noise import Captured, captured, sensitivities
@@ -82,11 +82,11 @@ def test_the_gradient_of_fedrec_attack_by_hand(block_of):
     torch.testing.assert_close(promotion_gradient(known, table, users), wanted)
 
 
-def test_rows_of_fedrec_attack_are_few_and_limited(block_of):
+def test_rows_of_fedrec_attack_are_few_and_limited(block_of, monkeypatch):
+    monkeypatch.setattr(gradients, "ROWS", 5)
+    monkeypatch.setattr(gradients, "ROW_LIMIT", 0.01)
     block = block_of("fedrec-attack", *MF)
-    found = attack_of(
-        "fedrec-attack", rows=5, **{"row-limit": 0.01, "fit-steps": 4, "fit-rate": 0.02}
-    ).updates(block)["item.factors"]
+    found = attack_of("fedrec-attack").updates(block)["item.factors"]
     norms = found.norm(dim=2)
     assert (norms > 0).sum(1).max() <= 5
     assert (norms[:, block.known.targets] > 0).all()
@@ -94,10 +94,11 @@ def test_rows_of_fedrec_attack_are_few_and_limited(block_of):
 
 
 @pytest.mark.parametrize("name", ["a-ra", "a-hum"])
-def test_made_up_users_move_every_shared_parameter_towards_the_targets(name, block_of):
+def test_made_up_users_move_every_shared_parameter_towards_the_targets(name, block_of, monkeypatch):
     """A step raises the targets' scores."""
+    monkeypatch.setattr(base, "USER_STD", 0.1)
     block = block_of(name, *NEUMF)
-    found = attack_of(name, users=4, **{"user-std": 0.1}).updates(block)
+    found = attack_of(name).updates(block)
     assert set(found) == set(block.shared)
     own = torch.zeros(1, 3)
     for place in range(3):
@@ -111,24 +112,21 @@ def test_made_up_users_move_every_shared_parameter_towards_the_targets(name, blo
         assert scores[1] > scores[0]
 
 
-def test_hard_users_score_the_targets_lower_than_random_ones(block_of):
-    from simulations.poisoning.base import target_scores
-
+def test_hard_users_score_the_targets_lower_than_random_ones(block_of, monkeypatch):
+    monkeypatch.setattr(gradients, "HARD_RATE", 1.0)
     block = block_of("a-hum", *NEUMF)
     shared = {name: block.parameters[name] for name in block.shared}
-    users = [
-        attack_of("a-hum", **{"hard-steps": steps, "hard-rate": 1.0}).users(
-            block, torch.Generator().manual_seed(1)
-        )
-        for steps in (1, 50)
-    ]
-    easy, hard = (target_scores(block, shared, one).mean() for one in users)
-    assert hard < easy - 0.01
+    scores = []
+    for steps in (1, 50):
+        monkeypatch.setattr(gradients, "HARD_STEPS", steps)
+        users = attack_of("a-hum").users(block, torch.Generator().manual_seed(1))
+        scores.append(base.target_scores(block, shared, users).mean())
+    assert scores[1] < scores[0] - 0.01
 
 
 def test_pieck_moves_targets_alone_and_nothing_in_the_first_round(block_of):
     block = block_of("pieck", *MF)
-    attack = attack_of("pieck", popular=4)
+    attack = attack_of("pieck")
     found = attack.updates(block)["item.factors"]
     moved = found.norm(dim=2) > 0
     assert moved.nonzero()[:, 1].unique().tolist() == block.known.targets.tolist()
@@ -155,9 +153,10 @@ def test_clusters_are_those_of_scikit_learn():
     pytest.fail("no start finds three separate clusters")
 
 
-def test_cluster_attack_pulls_rows_to_centres_of_clusters(block_of):
+def test_cluster_attack_pulls_rows_to_centres_of_clusters(block_of, monkeypatch):
+    monkeypatch.setattr(gradients, "CLUSTERS", 2)
     block = block_of("cluster-attack", *MF)
-    found = attack_of("cluster-attack", clusters=2).updates(block)["item.factors"]
+    found = attack_of("cluster-attack").updates(block)["item.factors"]
     table = block.parameters["item.factors"]
     spread = [
         float((points - points.mean(0)).norm())
@@ -217,12 +216,11 @@ def test_popular_profiles_are_the_most_popular_items():
     assert sorted(others) == [item for item in range(21) if item != 7]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_share_of_bandwagon_profiles_is_popular(share):
+def test_a_tenth_of_bandwagon_profiles_is_popular():
     """Beside the random items, a tenth of which is popular by chance."""
-    settings = {"items": 42, "popular-share": share}
+    share = 0.1
     counts = [
-        len({item for item in profile("bandwagon", seed, **settings).tolist() if item <= 20} - {7})
+        len({item for item in profile("bandwagon", seed, items=42).tolist() if item <= 20} - {7})
         for seed in range(40)
     ]
     expected = 40 * share + (40 - 40 * share) * (20 - 40 * share) / (198 - 40 * share)
@@ -326,13 +324,10 @@ FEDREC_ATTACK = {
     "name": "fedrec-attack",
     "rounds": 20,  # 5 iterations of 990 clients
     "model": {"name": "mf", "factors": 32, "biases": False, "init-std": 0.01},
-    # their loss is a sum over about 200 rows, ours a mean, so rates and limit of rows differ
+    # their loss is a sum over about 200 rows, ours a mean
     "step": {**STEP, "learning-rate": 0.01, "negatives": 1, "rates": {"*": 200.0}},
     "adversary": {
-        "attack": {
-            "name": "fedrec-attack",
-            "row-limit": 1 / 200,
-        },
+        "attack": "fedrec-attack",
         "share": 0.05,
         "target-choice": "random",
         "public-share": 0.01,
@@ -349,7 +344,7 @@ A_HUM = {
     },
     "step": {**STEP, "learning-rate": 0.001, "negatives": 4, "private-std": 0.01},
     "adversary": {
-        "attack": {"name": "a-hum", "user-std": 0.01},
+        "attack": "a-hum",
         "share": 0.001,
         "target-items": ["1805"],  # as they choose it, with the fewest rows in both files
     },
@@ -375,8 +370,10 @@ def exposure(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_fedrec_attack_reaches_the_exposure_of_its_log(exposure):
-    """.781 after iteration 5, with 5 % malicious clients; none without."""
+def test_fedrec_attack_reaches_the_exposure_of_its_log(exposure, monkeypatch):
+    """.781 after iteration 5, with 5 % malicious clients; none without. Their loss is a sum over
+    about 200 rows, ours a mean."""
+    monkeypatch.setattr(gradients, "ROW_LIMIT", 1 / 200)
     folder = "fedrecattack-ml-100k"
     assert exposure(FEDREC_ATTACK, folder, k=5) >= 0.72
     assert exposure(FEDREC_ATTACK, folder, "adversary.share=0.0", k=5) < 0.01
@@ -392,13 +389,6 @@ def test_a_hum_reaches_the_exposure_of_its_log(exposure):
 
 
 # What is said of an adversary with the results of a run.
-
-
-def test_a_finished_run_says_what_it_said_at_its_end(run_tiny):
-    result = run_tiny("adversary={attack='random', share=0.2}")
-    again = RunFolder(result.folder).read_result()
-    assert again.privacy == result.privacy
-    assert sum(line.startswith("Adversary: ") for line in again.privacy) == 1
 
 
 # Whole private runs on two tables that differ in one client: for every split and perturbation that
@@ -430,7 +420,7 @@ SPLITS = [
     "{name='kfold', fold=2, validation=0.2}",
     "{name='leave-one-out'}",
     "{name='leave-one-out', order='random'}",
-    "{name='bounded', omega=0.5, delta=0.5, dimension=2.0, p-min=0.0}",
+    "{name='bounded', delta=0.5, p-min=0.0}",
     "{name='user-holdout'}",
     "{name='user-holdout', stream='client'}",
 ]
@@ -585,9 +575,3 @@ def test_categories_that_are_collected_from_rows_are_refused_and_declared_ones_a
     declared = [*PRIVREC, "dataset.user-categories={group=['b', 'c']}"]
     releases, _ = play(table_of(OWN), declared)
     assert {len(release.exact["user.group"]) for release in releases} == {3}  # b, c and other
-
-
-def test_a_declared_feature_that_is_not_there_is_named(play):
-    with pytest.raises(DataError, match="unknown user feature 'gruop'") as error:
-        play(table_of(OWN), [*GRAM, "dataset.user-categories={gruop=['b']}"])
-    assert "group" in str(error.value)

@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from fedrec.errors import ClientError, ExperimentError, RunError
-from fedrec.metrics.base import UserMetric
 from fedrec.runs.result import Result
 from simulations.studies.declaration import Found, Study, Task, TaskJob, declared, filled
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
@@ -172,7 +171,7 @@ def test_a_study_that_was_broken_off_does_only_what_is_left(tmp_path):
     failures, jobs = run(tmp_path, study, 2)
     assert sorted(calls) == ["a-seed0", "a-seed1", "b-seed0", "b-seed1", "fixed-seed0"]
     assert not failures and all(job.results() for job in jobs)
-    with pytest.raises(RunError, match="is not the folder of this study"):
+    with pytest.raises(RunError, match="holds another study"):
         folder_of(study, tmp_path, quick=True)
 
 
@@ -203,35 +202,21 @@ def test_tasks_are_selected_by_name_or_pattern(tmp_path, only, names):
         selected([], only)
 
 
-def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_experiment):
-    """For example of an earlier version, whose numbers would be taken for those of this one."""
-    job = TaskJob(tmp_path, 0, False, Task("a", 1, counting([])))
-    finished(job, tiny_experiment(), ())
-    assert finished(job, tiny_experiment(), ()).metrics
-    with pytest.raises(RunError, match="different settings"):
-        finished(job, tiny_experiment(), ("strategy.server-lr=0.5",))
-
-
-def test_a_run_of_a_study_saves_often_so_that_it_continues(tmp_path, tiny_experiment):
-    """At least twenty times a run, or each round."""
+def test_a_run_of_a_study_saves_often_and_other_runs_are_not_taken_for_it(
+    tmp_path, tiny_experiment
+):
+    """At least twenty times a run, or each round. Numbers of an earlier version would be taken for
+    those of this one."""
     job = TaskJob(tmp_path, 0, False, Task("a", 1, counting([])))
     table = {**tiny_experiment(), "rounds": 3, "checkpoint": {"every": 8}}
     result = finished(job, table, ())
     assert result.experiment.checkpoint.every == 1
     assert finished(job, table, ()).metrics == result.metrics
+    with pytest.raises(RunError, match="different settings"):
+        finished(job, table, ("strategy.server-lr=0.5",))
 
 
 # Intervals and tests of a study's tables, by formula.
-
-
-class Misses(UserMetric):
-    """A metric of which less is better."""
-
-    name = "misses"
-    lower_is_better = True
-
-    def per_user(self, block, k):
-        return 1.0 - block.hits(k)
 
 
 CELL = ("data", "model", "metric")
@@ -311,19 +296,13 @@ def test_intervals_of_proportions_stay_within_0_and_1():
     assert comparison({}, [Found(*CELL, 0.99, 0.97, 1.01)]).iloc[0]["high"] == 1.01
 
 
-@pytest.mark.parametrize(
-    ("metric", "order"),
-    [("hits@10", "bac"), ("rmse", "cab"), (f"{__name__}:Misses@10", "cab")],
-)
+@pytest.mark.parametrize(("metric", "order"), [("hits@10", "bac"), ("rmse", "cab")])
 def test_the_best_is_first(load_tiny, metric, order):
-    """By the metric itself, whatever the table calls it, also one of the experiment's own."""
-    own = f"evaluation.metrics=['{metric.partition('@')[0]}']"
-    column = "misses@10" if ":" in metric else metric
-    experiment = load_tiny(*([own] if ":" in metric else []))
-    baselines = {name: {column: v} for name, v in (("a", 0.2), ("b", 0.3), ("c", 0.1))}
-    result = Result(experiment, Path(), {}, {}, baselines, pd.DataFrame(), users=[], groups=[])
+    """By the metric itself, whatever the table calls it."""
+    baselines = {name: {metric: v} for name, v in (("a", 0.2), ("b", 0.3), ("c", 0.1))}
+    result = Result(load_tiny(), Path(), {}, {}, baselines, pd.DataFrame(), users=[], groups=[])
     rows = {name: name for name in "abc"}
-    found = list(values(result, "data", rows, {column: "Quality"}))
+    found = list(values(result, "data", rows, {metric: "Quality"}))
     assert "".join(comparison({}, found, best=True)["model"]) == order
     assert "".join(comparison({}, found)["model"]) == "abc"
 

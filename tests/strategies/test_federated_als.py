@@ -106,6 +106,10 @@ def test_a_block_of_users_sends_what_each_would_alone(table, moments):
     names = ["user.gram", "item.right", *(["item.moments"] if moments else [])]
     shares = torch.arange(1.0, len(order) + 1, dtype=torch.float64)
     norms = found.norms(names)
+    if moments:  # 15 numbers for each item that changes, with its index or as a whole table
+        changed = sum(int(one.delta["item.moments"].any(1).sum()) for one in expected)
+        sent = found.sent_bytes(["item.moments"])
+        assert 4 * 15 * changed <= sent <= (4 * 15 + 16) * changed
     for place, one in enumerate(expected):
         whole = torch.cat([one.delta[name].flatten() for name in names]).double()
         assert float(norms[place]) == pytest.approx(float(whole.norm()), rel=1e-5, abs=1e-9)
@@ -159,12 +163,12 @@ def test_the_server_takes_steps_of_adam(monkeypatch):
     random = np.random.default_rng(0)
     gradients = random.normal(size=(4, 6, 2))
     weight = torch.zeros(6, 2, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=0.05, betas=(0.7, 0.9))
+    adam = torch.optim.Adam([weight], lr=0.05, betas=(0.1, 0.99))
 
     class Everybody:
         clients = np.arange(3)
 
-    rule = Fcf(FcfConfig(beta1=0.7, beta2=0.9), Everybody(), {"name": "als"})
+    rule = Fcf(FcfConfig(), Everybody(), {"name": "als"})
     step = iter(gradients)
     monkeypatch.setattr(rule, "gradient", lambda factors, sums: next(step))
     theta = {name: np.zeros((6, 2)) for name in ("item.factors", "item.right")}
@@ -221,25 +225,6 @@ def test_a_full_step_along_what_clients_send_gives_the_factors_of_implicit(table
     assert np.abs(after - before).max() > 0.1
 
 
-@pytest.mark.slow
-def test_the_gradient_vanishes_where_solving_stays(table, tmp_path):
-    """After convergence, the gradient with respect to the items' factors is zero."""
-    result = runner.run(
-        table(True, rounds=300),
-        ["checkpoint.every=300", "evaluation.every=0"],
-        output=tmp_path / "run",
-    )
-    experiment = result.experiment
-    node = Node(experiment, 0, 1, None)
-    liked, config = histories(node).csr(), CentralIalsConfig(factors=5, **SETTINGS)
-    items = torch.from_numpy(result.parameters["item.factors"]).double().requires_grad_()
-    users = solved(liked, items.detach(), config)
-    target = torch.from_numpy(liked.toarray()).double()
-    errors = (1 + (SETTINGS["weight"] - 1) * target) * (target - users @ items.T).square()
-    (errors.sum() + SETTINGS["regularisation"] * items.square().sum()).backward()
-    assert items.grad.abs().max() < 1e-3 * target.sum()
-
-
 def test_a_part_of_the_clients_is_scaled_up_to_all(table):
     """The rule scales sums of half of the clients up to all."""
     node = Node(load(table(False)), 0, 1, None)
@@ -283,15 +268,6 @@ def test_user_factors_stay_on_the_device(table):
     trained = node.step(experiment.step).train_block(start, block)
     assert not any(change.any() for change in trained.changes_of(0).values())
     assert np.isnan(trained.losses()[0])
-
-
-def test_a_noisy_round_is_finite(table, tmp_path):
-    """Under noise the moments are not positive semi-definite; they are projected, and the run
-    continues."""
-    private = table(True) | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
-    names = ["user.gram", "item.right", "item.moments"]
-    result = runner.run(private, [f"privacy.parameters={names}"], output=tmp_path / "run")
-    assert all(np.isfinite(value).all() for value in result.parameters.values())
 
 
 # Federated transitions against the centralised system.
@@ -349,8 +325,7 @@ SYSTEM = (
     "model={name='fold-in', items=12, factors=5, low-rated=0.25}",
     "step={name='gram', exponent=0.2, low-rated=0.25}",
     "strategy={name='popularity-start', step={name='counts', low-rated=0.25},"
-    " estimate='posterior-mean', main={name='fold-in', damping=0.4, learned-variance=0.9,"
-    " popularity-variance=0.2}}",
+    " estimate='posterior-mean', main={name='fold-in', damping=0.4}}",
     "sampler={name='full'}",
     "evaluation.fine-tune={epochs=0}",
     "evaluation.every=0",
@@ -385,8 +360,6 @@ def centralised(experiment, **options) -> np.ndarray:
             factors=5,
             low_rated=0.25,
             damping=0.4,
-            learned_variance=0.9,
-            popularity_variance=0.2,
         ).model_copy(update=options)
     )
     model.fit(histories(population.training_clients))
@@ -433,37 +406,6 @@ def test_both_releases_cost_epsilon_and_sqrt_2_clip_norms(run_fold_in):
     delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
     assert delta == pytest.approx(1e-5, rel=0.02)
     assert 2.99 < result.rounds["epsilon"].iloc[-1] <= 3.0
-
-
-def test_only_what_is_above_the_noise_is_learned(run_fold_in):
-    """With 18 users nothing is: embeddings are public but for popularity, which is noisy."""
-    plain, noisy = run_fold_in(output="plain"), run_fold_in(PRIVATE, output="noisy")
-    assert not noisy.parameters["item.learned"][:, 1:].any()
-    np.testing.assert_array_equal(noisy.parameters["item.public"], plain.parameters["item.public"])
-    assert (noisy.parameters["item.bias"] != plain.parameters["item.bias"]).all()
-    assert np.isfinite(noisy.scores().to_numpy()).all()
-
-
-def test_low_rated_items_of_a_users_history_count_on_the_device(run_fold_in):
-    """With the same releases, only users who rated something low are ranked for otherwise."""
-    without, some = (
-        run_fold_in(f"model.low-rated={weight}", output=f"run-{weight}") for weight in (0.0, 0.25)
-    )
-    for name, value in without.parameters.items():
-        np.testing.assert_array_equal(some.parameters[name], value)
-    population = Population.of(some.experiment)
-    ends, _ = population.rows(np.arange(population.interactions.num_users), positive=False).lists
-    moved = np.abs(some.scores().to_numpy() - without.scores().to_numpy()).max(1)
-    assert ((moved > 1e-3) == (np.diff(ends) > 0)).all()
-
-
-def test_lists_are_recommended_from_what_is_released_and_the_users_own_rows(run_fold_in):
-    result = run_fold_in(PRIVATE)
-    found = fedrec.Result.load(result.folder).recommend(k=3)
-    assert (found.groupby("user")["rank"].max() == 3).all()
-    scores = result.scores()
-    first = found[found["rank"] == 1].set_index("user")["score"]
-    assert (first <= scores.max(axis=1).loc[first.index] + 1e-6).all()
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_array
-from scipy.stats import norm
 
 import fedrec
 from fedrec.baselines.base import Histories
@@ -140,24 +139,6 @@ def test_cohorts_of_several_rounds_are_added_and_scaled_to_all_clients(table, tm
     assert (clients, variance) == (27, 0)
     expected = item_weights(torch.from_numpy(total * 18 / 27), 5.0).numpy()
     np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-5)
-
-
-def test_private_rounds_have_noise_on_every_weight_and_an_epsilon_below_the_target(table, tmp_path):
-    privacy = {
-        "epsilon": 2.0,
-        "clip-norm": 4.0,
-        "parameters": ["item.weights"],
-        "phases": {"popularity": {"parameters": ["item.bias"], "clip-norm": 2.0}},
-    }
-    experiment = table(privacy=privacy)
-    experiment["strategy"]["main"] = {"name": "gram", "solution": "puresvd", "factors": 3}
-    result = fedrec.run(experiment, output=tmp_path / "run")
-    assert 1.9 < result.rounds["epsilon"].iloc[-1] <= 2.0
-    weights = result.parameters["item.weights"]
-    assert np.linalg.matrix_rank(weights, tol=1e-4) <= 3
-    assert (weights != 0).all()
-    assert any(line.startswith("Noise of phase main") for line in result.privacy)
-    assert "This is a simulation, not a release." in result.privacy[0]
 
 
 @pytest.mark.parametrize("solution", ["ease", "puresvd"])
@@ -307,22 +288,6 @@ def test_means_are_damped_means_of_the_training_ratings(run, means_start):
     assert np.array_equal(found["item.count"][:, 0], counts)
 
 
-def test_means_and_similarities_are_charged_to_one_ledger(run):
-    result = run(*MEANS_START_PRIVATE, "rounds=3")
-    lines = [
-        json.loads(line)["event"]
-        for line in (result.folder / "privacy.jsonl").read_text().splitlines()
-    ]
-    assert [line["phase"] for line in lines] == ["means", "main", "main"]
-    multipliers = [line["noise_multiplier"] for line in lines]
-    assert multipliers[0] == pytest.approx(0.5 * multipliers[1])
-    assert multipliers[1] == multipliers[2]
-    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
-    one = parameters_in(run(*MEANS_START_PRIVATE, "rounds=1", output="one").folder)
-    # counts are noisy, on every row
-    assert (one["item.count"] != np.round(one["item.count"])).all()
-
-
 def test_the_first_round_is_charged_for_what_has_no_opposite(means_start):
     """Sums of ratings in [-1, 1] with counts move by sqrt(2) S, similarities by 2 S."""
     experiment = load(means_start, [*START, *MEANS_START_PRIVATE, "rounds=3"])
@@ -337,11 +302,6 @@ def test_the_first_round_is_charged_for_what_has_no_opposite(means_start):
 def test_two_scales_are_refused(run, setting):
     with pytest.raises(ExperimentError, match="rating scales differ"):
         run("rounds=1", setting)
-
-
-def test_a_model_without_means_is_refused(tiny_experiment, tmp_path):
-    with pytest.raises(ExperimentError, match="item means"):
-        runner.run(tiny_experiment(), START, output=tmp_path / "run")
 
 
 # The popularity start: the biases after the first round, and the charges of each phase.
@@ -370,36 +330,27 @@ def multipliers(folder):
     return [(event["phase"], event["noise_multiplier"]) for event in lines]
 
 
-def gaussian_delta(mu, epsilon):
-    return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
-
-
 def test_biases_become_the_log_of_the_share_that_likes_an_item(run_tiny, tiny_experiment):
-    result = run_tiny(
-        *POPULARITY_START_START, "rounds=1", "sampler={name='full'}", "strategy.floor=0.1"
-    )
+    result = run_tiny(*POPULARITY_START_START, "rounds=1", "sampler={name='full'}")
     population = Population.of(load(tiny_experiment()))
     _, items = population.rows(population.partition.training_clients, positive=True).lists
     shares = np.bincount(items, minlength=30) / 18
     bias = parameters_in(result.folder)["item.bias"][:, 0]
-    assert bias == pytest.approx(np.log(np.maximum(shares, 0.1)), abs=1e-5)
-    assert (shares < 0.1).any() and (shares > 0.1).any()
+    assert bias == pytest.approx(np.log(np.maximum(shares, 0.001)), abs=1e-5)
 
 
 def test_under_noise_the_floor_is_some_standard_deviations(run_tiny):
-    """One release at z = 1: the noise of a share is sqrt(2) S / N, N = 18; 2 % of pure noise is
-    above 2 of it."""
+    """One release at z = 1: the noise of a share is sqrt(2) S / N, N = 18; 7 % of pure noise is
+    above 1.5 of it."""
     result = run_tiny(
         *POPULARITY_START_START,
         "rounds=1",
         "sampler={name='full'}",
-        "privacy={clip-norm=0.001, noise-multiplier=1.0}",
+        "privacy={clip-norm=0.02, noise-multiplier=1.0}",
         "privacy.parameters=['item.bias']",
-        "strategy.floor=1e-9",
-        "strategy.noise-floor=2.0",
     )
     bias = parameters_in(result.folder)["item.bias"][:, 0]
-    assert bias.min() == pytest.approx(math.log(2 * math.sqrt(2) * 0.001 / 18), abs=1e-4)
+    assert bias.min() == pytest.approx(math.log(1.5 * math.sqrt(2) * 0.02 / 18), abs=1e-4)
     assert 0.5 < (bias == bias.min()).mean() < 1
 
 
@@ -425,26 +376,6 @@ def test_rounds_keep_their_numbers_so_that_no_noise_is_drawn_twice(run_tiny):
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
 
 
-def test_phases_have_noise_of_their_own_and_keep_the_target_together(run_tiny):
-    """Gaussian releases compose to one with mu^2 = sum of 1 / z^2 exactly, so the target epsilon
-    can be checked."""
-    result = run_tiny(
-        *POPULARITY_START_START,
-        POPULARITY_START_PRIVATE,
-        PHASES,
-        "rounds=3",
-        "sampler={name='full'}",
-    )
-    found = multipliers(result.folder)
-    assert [phase for phase, _ in found] == ["popularity", "main", "main"]
-    (_, counts), (_, first), (_, second) = found
-    assert first == second and counts == pytest.approx(3 * first)
-    mu = math.sqrt(sum(z**-2 for _, z in found))
-    assert gaussian_delta(mu, 3.0) == pytest.approx(1e-5, rel=0.02)
-    assert gaussian_delta(mu, 3.0) <= 1e-5 * 1.0001
-    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
-
-
 def test_each_phase_releases_its_own_parameters(run_tiny):
     """Clip norms of 2 and .1 determine the noise: the embeddings do not change in the first
     round."""
@@ -462,14 +393,6 @@ def test_each_phase_releases_its_own_parameters(run_tiny):
     # the noise of round 1 depends on the number of rounds
     assert sorted(moved) == ["item.bias", "item.id"]
     assert np.array_equal(two["layer0.weight"], plain["layer0.weight"])
-
-
-def test_a_flower_strategy_cannot_follow(run_tiny):
-    with pytest.raises(ExperimentError, match="cannot run the rounds of a phase"):
-        run_tiny(
-            "strategy={name='popularity-start', main={name='flwr.serverapp.strategy:FedAvg'}}",
-            *CHEAP,
-        )
 
 
 def test_only_one_strategy_has_a_first_round(run_tiny):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,7 +15,6 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.messages import pack_each
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import from_record
 from fedrec.rng import stream, torch_stream
@@ -70,14 +68,6 @@ def cosines(tables):
     return units @ units.T
 
 
-def test_four_users_by_hand():
-    changes = uploads(TABLES[:, :, None]).changes
-    assert changes is not None
-    found = changes.similarities(np.arange(4), np.zeros((2, 1)))
-    np.testing.assert_allclose(found, COSINES, atol=1e-6)
-    np.testing.assert_allclose(changes.mean(np.array([0.5, 0, 0.5, 0]), 2)[:, 0], [1.5, 3.0])
-
-
 def test_cosines_and_means_are_those_of_whole_tables():
     """Of tables that are written out, where each user changed some of the rows."""
     random = np.random.default_rng(1)
@@ -107,25 +97,6 @@ def test_neighbours_above_the_mean_similarity_by_hand():
     np.testing.assert_array_equal(edges(np.ones((2, 2))), [[1, 0], [1, 0]])
 
 
-def test_means_are_those_of_torch_geometric():
-    torch = pytest.importorskip("torch")
-    geometric = pytest.importorskip("torch_geometric")
-    random = np.random.default_rng(0)
-    changes = random.normal(size=(9, 5, 2)).astype(np.float32)
-    start = random.normal(size=(5, 2)).astype(np.float32)
-    tables = (start + changes).reshape(9, -1)
-    weights = edges(cosines(tables.astype(np.float64)))
-    user, neighbour = np.nonzero(weights)
-    layer = geometric.nn.SimpleConv(aggr="mean")
-    index = torch.from_numpy(np.stack([neighbour, user]))
-    requests = ItemRequests.of(np.arange(9), [np.arange(5)] * 9)
-    server = strategy()
-    server._theta, server._uploads = {"item.id": start}, uploads(changes)
-    found = server.sent(requests).rows["item.guide"].reshape(9, -1)
-    wanted = layer(torch.from_numpy(tables), index)
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
-
-
 def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
     """Both items touched by all, one number each: the four users' tables of above."""
     server = strategy(optimiser="sgd", server_lr=1.0)
@@ -140,32 +111,6 @@ def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
     rows = server.sent(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]))
     np.testing.assert_allclose(rows.rows["item.guide"][:, 0], [3.0, 0.0, 0.0])
     np.testing.assert_allclose(rows.rows["item.id"], 0.0)
-
-
-def test_the_shared_embeddings_move_along_the_mean_guidance(identity):
-    server = strategy(optimiser="sgd", server_lr=0.5)
-    asked = Message(RecordDict(), 1, MessageType.TRAIN)
-    reply = Message(pack_each(answer([0, 1, 2, 3], TABLES)), reply_to=asked)
-    moved, metrics = server.aggregate_train(1, [reply])
-    assert moved is not None and metrics is not None
-    np.testing.assert_allclose(from_record(moved)["item.id"][:, 0], [0.75, 1.125], rtol=1e-6)
-    assert metrics["num-clients"] == 4 and metrics["num-examples"] == 4
-
-
-def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
-    kept = Uploads(2)
-    for client in (4, 9, 4, 1):
-        remember(kept, client, np.array([1]), np.full((2, 2), client, dtype=np.float32))
-    again = Uploads(2)
-    again.restore(kept.state())
-    changes = again.changes
-    assert changes is not None and changes.clients.tolist() == [1, 4]
-    np.testing.assert_array_equal(changes.values, [[1, 1], [4, 4]])
-    remember(again, 7, np.array([0]), np.zeros((1, 2), dtype=np.float32))
-    changes = again.changes
-    assert changes is not None and changes.clients.tolist() == [1, 7]
-    again.restore({})
-    assert again.changes is None
 
 
 @dataclass
@@ -239,19 +184,6 @@ def check_a_random_history(seed):
 def test_random_histories_are_those_of_whole_tables():
     for seed in range(100):
         check_a_random_history(seed)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("strategy={name='gpfedrec'}", "step={name='sgd'}"),
-        ("strategy={name='reptile'}",),
-        ("strategy={name='gpfedrec'}", "evaluation.fine-tune={epochs=1}"),
-    ],
-)
-def test_it_works_with_its_own_step_and_without_fine_tuning_alone(run_tiny, wrong):
-    with pytest.raises(ExperimentError, match="gpfedrec"):
-        run_tiny(*GUIDED, *wrong)
 
 
 # Federated meta matrix factorization against central training with dense tables, one-hot products
@@ -456,21 +388,6 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
                 else population.rows(np.array([client]), "test").items
             )
             assert own.tolist() == sorted(set(items.tolist()))
-
-
-def test_gradients_are_weighted_by_examples():
-    generated = ClientArrays.read(
-        {
-            "clients": np.array([2]), "offsets": np.array([0, 1]), "items": np.array([5]),
-            "value/w": -np.ones((1, 3), np.float32), "row/item.low": np.ones((1, 2), np.float32),
-        }
-    )  # fmt: skip
-    nobody: Any = None
-    server = MetaMfStrategy(MetaMfStrategyConfig(), nobody, {"name": "metamf"})
-    reply = TrainEach(generated, np.array([4]), np.array([0.5]))
-    server._made = generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2)
-    _, (w, low) = server._directions(reply)
-    assert w.tolist() == [[1, 1, 1]] and low.tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize(

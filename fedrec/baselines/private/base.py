@@ -141,7 +141,7 @@ class PrivateBaseline(Baseline):
     def releases(self, users: int) -> NoisyReleases:
         """Create the releases of one fit."""
         source = source_of("reproducible", self.config.own_seed)
-        unfounded = {kind.name: kind.unfounded for kind in self.parts()}
+        unfounded = {kind.name: kind.unfounded for kind in self.parts() if kind.unfounded}
         return NoisyReleases(self.plans(users), source, self.charge, unfounded)
 
 
@@ -182,7 +182,8 @@ class NoisyReleases:
         plan = self.plans[name] if clip_norm is None else self.plans[name].at_clip_norm(clip_norm)
         self._number += 1
         if self._charge is not None:
-            self._charge(self._number, _event(plan, name, self._unfounded.get(name, "")))
+            why = self._unfounded.get(name)
+            self._charge(self._number, NonPrivate(why, name) if why else plan.event(name))
         noisy = plan.mechanism.add_noise({name: total}, plan.noise_scale, self.source, self._number)
         return noisy[name]
 
@@ -199,11 +200,6 @@ class NoisyReleases:
         on the diagonal and 1 / sqrt(2) times that elsewhere.
         """
         return unpacked(self.tensor(name, packed(total)))
-
-
-def _event(plan: Plan, name: str, unfounded: str) -> Event:
-    """Cost of one release of a kind."""
-    return NonPrivate(unfounded, name) if unfounded else plan.event(name)
 
 
 # Rows of users, and sums of what each user contributes, clipped.
@@ -255,6 +251,7 @@ def _squared_norms(rows: Sparse) -> np.ndarray:
 
 COUNTS = "counts"
 GRAM = "gram"
+_EXPONENT = 0.2  # items are weighted by their noisy counts to the power of minus this
 
 
 class ChosenItemsConfig(PrivateConfig):
@@ -263,8 +260,6 @@ class ChosenItemsConfig(PrivateConfig):
     items: int = Field(default=500, ge=1)
     """Number m of items (with the largest noisy counts) that are learned from; at most the
     catalogue."""
-    exponent: float = Field(default=0.2, ge=0)
-    """Items are weighted by their noisy counts to the power of minus this; 0: equal weights."""
     count_share: float = Field(default=0.06, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
     count_clip: float = Field(default=6.0, gt=0)
@@ -284,7 +279,7 @@ class ChosenItems:
         noise: standard deviation of the noise on the counts.
         items: the chosen items, ascending, `int64 [m]`.
         weights: weights of the chosen items, with mean 1, `float64 [m]`: counts to the power of
-            minus the exponent.
+            minus .2.
     """
 
     counts: np.ndarray
@@ -309,7 +304,7 @@ class ChosenItems:
         noise = plan.noise_scale
         # counts below the noise are replaced by it
         raised = np.maximum(counts[items], max(noise, 1.0)).astype(np.float64)
-        weights = raised**-config.exponent
+        weights = raised**-_EXPONENT
         return cls(counts, noise, items, weights / weights.mean())
 
     def of(self, histories: Histories) -> Histories:

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.baselines.pnbm import LearnedSimilarities, SimilarityConfig, descend
-from fedrec.baselines.private.ratings import PosteriorConfig
+from fedrec.baselines.private.ratings import MOST_RATINGS, PosteriorConfig
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import FROM_DATA, Bounds, Examples, Gradient, Start
 from fedrec.neighbourhood.similarity import Profiles, item_means
@@ -210,8 +210,8 @@ class DppsPnbm(LearnedSimilarities):
     config: DppsPnbmConfig
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
-        """Select at most `most-ratings` ratings of each user."""
-        return profiles.at_most(self.config.most_ratings, random.random(len(profiles.items)))
+        """Select at most 200 ratings of each user."""
+        return profiles.at_most(MOST_RATINGS, random.random(len(profiles.items)))
 
     def learned(
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator

@@ -30,23 +30,8 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.rng import torch_stream
-from fedrec.sums.fold_in import (
-    LearnedConfig,
-    LogLinear,
-    PublicPriorConfig,
-    expected_counts,
-    feature_embeddings,
-    placed_embeddings,
-    prior_features,
-    public_directions,
-)
-from fedrec.sums.products import (
-    basis_of,
-    denoised_within,
-    noise_edge,
-    semi_definite,
-    solved_weights,
-)
+from fedrec.sums import fold_in, products
+from fedrec.sums.fold_in import LearnedConfig, LogLinear, PublicPriorConfig
 
 # Implicit matrix factorization by alternating least squares under user-level differential privacy
 # (DP-ALS).
@@ -57,10 +42,10 @@ from fedrec.sums.products import (
 # of Rendle et al. 2021),
 #
 #     sum over liked (u, i) of (1 - x_u . y_i)^2
-#         + a0 sum over all (u, i) of (x_u . y_i)^2 + lambda (|X|^2 + |Y|^2).
+#         + sum over all (u, i) of (x_u . y_i)^2 + lambda (|X|^2 + |Y|^2).
 #
-# In every step each user solves for its own x_u, which is never shared, and scales it to norm G at
-# most. Three sums are released under Gaussian noise:
+# Each user solves for its own x_u, which is never shared, and scales it to norm G at most. Three
+# sums are released under Gaussian noise:
 #
 #     A_i = sum_u w_ui x_u x_u^T,    b_i = sum_u w_ui x_u,    K = sum_u x_u x_u^T,
 #
@@ -68,13 +53,14 @@ from fedrec.sums.products import (
 # that a user's weights have norm sqrt(k) at most. A user thus contributes at most sqrt(k) G^2,
 # sqrt(k) G and G^2 in L2. A and K are positive semi-definite, so that exchanging a user costs
 # sqrt(2) times that; b has signs and costs 2. The server projects A_i and K to semi-definite
-# matrices and solves y_i = (A_i + a0 K + lambda I)^-1 b_i. All releases compose as Gaussian ones.
+# matrices and solves y_i = (A_i + K + lambda I)^-1 b_i. All releases compose as Gaussian ones.
 #
 # The guarantee is joint differential privacy: y_i may be published, and a user's scores are shown
 # to that user only.
 #
 # Where this differs from the papers:
 #
+# - There is one step: with a few thousand users, its noise leaves nothing for a second.
 # - Items are chosen by noisy counts; the published code chooses them by exact counts, which are not
 #   charged.
 # - The first item factors are the eigenvectors of a noisy Gram matrix (`dp-gram`), not random ones
@@ -83,10 +69,12 @@ from fedrec.sums.products import (
 # - Lambda of the items is increased by five times the largest eigenvalue of the noise in an A_i.
 # - Weights are scaled down to norm sqrt(k), never up.
 #
-# Without noise, with k and G large and e = 0, this is iALS.
+# Without noise, with k and G large and e = 0, this is a step of iALS.
 
 _NUMBERS_AT_ONCE = 2**24  # of matrices and of masks that are in memory at once
 _RIDGE = 5.0  # regularisation of items, in units of the largest eigenvalue of the noise in an A_i
+_CLIP_NORM = 0.5  # bound G on the norm of x_u
+_START_CLIP = 8.0  # bound on the Frobenius norm of a user's part of the Gram matrix
 _START_SHARE = 0.5  # of the budget that the counts leave, for a noisy Gram matrix to start from
 _VECTOR_SHARE = 0.8  # of the steps' budget, for b; K takes a tenth of the rest, A what remains
 
@@ -96,21 +84,13 @@ class DpAlsConfig(ChosenItemsConfig):
 
     factors: Width = 12
     """Number of factors (width of x_u and y_i)."""
-    steps: int = Field(default=1, ge=1)
-    """Number of sweeps over users and items."""
-    clip_norm: float = Field(default=0.5, ge=1e-9)
-    """Bound G on the norm of x_u."""
     item_budget: float = Field(default=10.0, gt=0)
     """k, bound on the squared norm of a user's weights: the number of items that have weight 1
     without scaling."""
-    unobserved: float = Field(default=1.0, ge=0)
-    """Weight a0 of all pairs."""
     regularisation: float = Field(default=0.3, gt=0)
     """Regularisation lambda of users and items."""
     count_share: float = Field(default=0.05, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
-    gram_clip: float = Field(default=8.0, gt=0)
-    """Bound on the Frobenius norm of a user's part of the Gram matrix."""
 
 
 class DpAls(PrivateBaseline):
@@ -123,32 +103,40 @@ class DpAls(PrivateBaseline):
 
     def parts(self) -> tuple[ReleaseKind, ...]:
         """Releases of the counts, the start, and three sums per step."""
-        config = self.config
-        left = 1 - config.count_share
+        left = 1 - self.config.count_share
         start = left * _START_SHARE
         left -= start
         rest = left * (1 - _VECTOR_SHARE)
-        bound = config.clip_norm
-        weights = config.item_budget**0.5
+        weights = self.config.item_budget**0.5
+        square = _CLIP_NORM**2
         return (
-            config.counts(),
-            ReleaseKind("start", config.gram_clip, start, contributions="non-negative"),
-            ReleaseKind("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
-            ReleaseKind("matrices", weights * bound**2, 0.9 * rest, config.steps, "non-negative"),
-            ReleaseKind("vectors", weights * bound, left * _VECTOR_SHARE, config.steps),
+            self.config.counts(),
+            ReleaseKind("start", _START_CLIP, start, contributions="non-negative"),
+            ReleaseKind("gram", square, 0.1 * rest, contributions="non-negative"),
+            ReleaseKind("matrices", weights * square, 0.9 * rest, contributions="non-negative"),
+            ReleaseKind("vectors", weights * _CLIP_NORM, left * _VECTOR_SHARE),
         )
 
     def fit(self, histories: Histories) -> None:
-        """Choose the items, start, and take the steps."""
-        config = self.config
+        """Choose the items and start; solve for the users, release, and solve for the items."""
         releases = self.releases(histories.num_users)
         rows = histories.csr(np.float64)
-        self.chosen = ChosenItems.released(rows, releases, config)
+        self.chosen = ChosenItems.released(rows, releases, self.config)
         weights = torch.from_numpy(self.chosen.weights).to(self.device)
         liked = self.chosen.of(histories)
         self._items = self._start(rows[:, self.chosen.items], weights, releases)
-        for _ in range(config.steps):
-            self._items = self._step(liked, weights, releases)
+        users = self._users(liked)
+        users = users * clip_factors(Clip(_CLIP_NORM), users.norm(dim=1))[:, None]
+        matrices, vectors = self._sums(liked, users, weights)
+        gram = products.semi_definite(releases.symmetric("gram", users.T @ users))
+        matrices = products.semi_definite(releases.symmetric("matrices", matrices))
+        vectors = releases.tensor("vectors", vectors)
+        width = self.config.factors
+        edge = products.noise_edge(releases.plans["matrices"].noise_scale, width)
+        penalty = (self.config.regularisation + _RIDGE * edge) * torch.eye(
+            width, device=self.device
+        ).double()
+        self._items = torch.linalg.solve(matrices + gram + penalty, vectors)
 
     def scores(self, histories: Histories) -> Tensor:
         """Scores from item factors and newly solved user factors, `float32 [users, items]`."""
@@ -167,31 +155,12 @@ class DpAls(PrivateBaseline):
         drawn[:, : vectors.shape[1]] = vectors / weights[:, None]
         return drawn
 
-    def _step(self, liked: Histories, weights: Tensor, releases: NoisyReleases) -> Tensor:
-        """Solve for the users, release, and solve for the items."""
-        config = self.config
-        width = self.config.factors
-        users = self._users(liked)
-        users = users * clip_factors(Clip(config.clip_norm), users.norm(dim=1))[:, None]
-        matrices, vectors = self._sums(liked, users, weights)
-        gram = semi_definite(releases.symmetric("gram", users.T @ users))
-        matrices = semi_definite(releases.symmetric("matrices", matrices))
-        vectors = releases.tensor("vectors", vectors)
-        edge = noise_edge(releases.plans["matrices"].noise_scale, width)
-        penalty = (config.regularisation + _RIDGE * edge) * torch.eye(
-            width, device=self.device
-        ).double()
-        return torch.linalg.solve(matrices + config.unobserved * gram + penalty, vectors)
-
     def _users(self, liked: Histories) -> Tensor:
         """User factors x_u given the items, `float64 [users, factors]`; zero for a user without
         liked items."""
         width = self.config.factors
-        identity = torch.eye(width, device=self.device).double()
-        base = (
-            self.config.unobserved * self._items.T @ self._items
-            + self.config.regularisation * identity
-        )
+        base = self._items.T @ self._items
+        base.diagonal().add_(self.config.regularisation)
         pairs = _outer(self._items)
         factors = []
         for _, mask in self._blocks(liked):
@@ -259,6 +228,7 @@ def _outer(rows: Tensor) -> Tensor:
 
 _DPMF_NUMBERS_AT_ONCE = 2**23  # of users' rows that are in memory at once
 _K_SHARE = 0.1  # of a step's budget, for K
+_STEPS = 2
 
 
 class DpMfConfig(PrivateConfig):
@@ -268,8 +238,6 @@ class DpMfConfig(PrivateConfig):
     """Perturbed objective (Hua et al.) or a posterior sample (Liu et al.)."""
     factors: Width = 10
     """Number of factors (width of x_u and y_i)."""
-    steps: int = Field(default=2, ge=1)
-    """Number of steps, each of which is a release."""
     user_norm: float = Field(default=1.0, gt=0)
     """Bound G on the norm of x_u."""
     clip_norm: float = Field(default=6.0, ge=1e-9)
@@ -293,16 +261,10 @@ class DpMf(PrivateBaseline):
         """Releases of two sums or one gradient per step."""
         config = self.config
         if config.variant == "posterior":
-            return (ReleaseKind("gradient", config.clip_norm, releases=config.steps),)
+            return (ReleaseKind("gradient", config.clip_norm, releases=_STEPS),)
         return (
-            ReleaseKind(
-                "quadratic",
-                config.user_norm**2,
-                _K_SHARE,
-                config.steps,
-                "non-negative",
-            ),
-            ReleaseKind("linear", config.clip_norm, 1 - _K_SHARE, config.steps),
+            ReleaseKind("quadratic", config.user_norm**2, _K_SHARE, _STEPS, "non-negative"),
+            ReleaseKind("linear", config.clip_norm, 1 - _K_SHARE, _STEPS),
         )
 
     def fit(self, histories: Histories) -> None:
@@ -315,7 +277,7 @@ class DpMf(PrivateBaseline):
         items = torch.randn(*shape, generator=generator, dtype=torch.float64) / shape[0] ** 0.5
         self._items = items.to(self.device)
         step = self._descended if config.variant == "posterior" else self._solved
-        for _ in range(config.steps):
+        for _ in range(_STEPS):
             self._items = step(liked, self._clipped_users(liked), releases)
 
     def scores(self, histories: Histories) -> Tensor:
@@ -380,7 +342,7 @@ class DpMf(PrivateBaseline):
 #    noise, and give their weights;
 # 2. the Gram matrix of those items, G = sum_u a_u (D x_u)(D x_u)^T with a_u = min(1, c /
 #    |D x_u|^2), so that each user contributes a positive semi-definite matrix of Frobenius norm at
-#    most c. D is diagonal, the noisy counts to the power of minus `exponent`: popular items have
+#    most c. D is diagonal, the noisy counts to the power of minus .2: popular items have
 #    the largest entries and would otherwise dominate the norm.
 #
 # Both are sums over users, so two uploads per user under secure aggregation would suffice, the
@@ -398,7 +360,7 @@ class DpMf(PrivateBaseline):
 # With `public-features` the matrix is first denoised with the items' public features
 # (`fedrec.sums.products`); `ridge` refers to the same noise edge.
 #
-# Without noise, with c and m large and `exponent = 0` these are EASE and PureSVD. Items that were
+# Without noise, with c and m large and no weights these are EASE and PureSVD. Items that were
 # not selected are ranked last, by their noisy counts.
 
 
@@ -440,13 +402,13 @@ class DpGram(CountsAndGramBaseline):
         """
         config = self.config
         gram, std = self.released(histories)
-        edge = noise_edge(std, len(gram))
+        edge = products.noise_edge(std, len(gram))
         regularisation = config.regularisation
         if config.public_features:
-            gram = denoised_within(gram, std, self._basis(histories))
+            gram = products.denoised_within(gram, std, self._basis(histories))
             regularisation += config.ridge * edge
             edge = 0.0
-        weights = solved_weights(
+        weights = products.solved_weights(
             gram,
             edge,
             solution=config.model,
@@ -474,8 +436,8 @@ class DpGram(CountsAndGramBaseline):
             )
         chosen = self.chosen
         counts = np.maximum(chosen.counts[chosen.items], chosen.noise)
-        directions = public_directions(histories.item_features)[chosen.items]
-        return basis_of(directions, counts * chosen.weights).to(self.device)
+        directions = fold_in.public_directions(histories.item_features)[chosen.items]
+        return products.basis_of(directions, counts * chosen.weights).to(self.device)
 
 
 # Item embeddings from public features and one noisy Gram matrix; each device fits its own user
@@ -531,7 +493,7 @@ class DpFoldIn(CountsAndGramBaseline):
     @classmethod
     def features_used(cls, config: DpFoldInConfig, known: FeatureNames) -> FeatureNames:
         """Side features of the items; no texts or vectors with an effect variance of 0."""
-        return prior_features(config, known)
+        return fold_in.prior_features(config, known)
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and compute embeddings from them and public features.
@@ -542,18 +504,18 @@ class DpFoldIn(CountsAndGramBaseline):
         config = self.config
         gram, std = self.released(histories)
         gram = gram.cpu()
-        counts = expected_counts(self.chosen.counts, self.chosen.noise)
+        counts = fold_in.expected_counts(self.chosen.counts, self.chosen.noise)
         shares = torch.from_numpy(counts / counts.sum())
         features = histories.item_features or FeatureTable(histories.num_items)
-        public = torch.from_numpy(feature_embeddings(features, config))
-        learned = placed_embeddings(
+        public = torch.from_numpy(fold_in.feature_embeddings(features, config))
+        learned = fold_in.placed_embeddings(
             gram,
             torch.from_numpy(self.chosen.items),
             torch.from_numpy(self.chosen.weights),
             shares,
             public,
             config,
-            edge=noise_edge(std, len(gram)),
+            edge=products.noise_edge(std, len(gram)),
             factors=config.factors,
         )
         embeddings = torch.cat([public, learned], 1).float().to(self.device)

@@ -31,9 +31,10 @@ from fedrec.sums.products import descend_factors
 #
 # Where this differs from the paper: it names several averages and other ways to perturb; here these
 # are the means of all, of items and of users' deviations, with a third of `average-share` of
-# epsilon each. e_max is not given and is a setting.
+# epsilon each. e_max is not given.
 
 _INIT_STD = 0.1  # of the initial factors
+_MOST_ERROR = 2.0  # e_max
 _CAVEATS = (
     (
         "Only the value of one rating is protected, not the fact that a user rated an item, nor a"
@@ -56,8 +57,6 @@ class DpsgdMfConfig(ScaleConfig):
     """Learning rate eta; 6e-4 or 8e-4 in PNBM."""
     regularisation: float = Field(default=0.02, ge=0)
     """Regularisation lambda; 0.02 or 0.2 in PNBM."""
-    error_bound: float = Field(default=2.0, gt=0)
-    """Bound e_max on the errors."""
     average_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of epsilon for the averages, in (0, 1)."""
     damping: float = Field(default=5.0, ge=0)
@@ -87,7 +86,7 @@ class DpsgdMf(RatingBaseline):
         self.items = random.normal(0, _INIT_STD, (ratings.num_items, config.factors))
         users = ratings.users.astype(np.int64)
         items = ratings.items.astype(np.int64)
-        rates = (config.learning_rate, config.regularisation, config.error_bound)
+        rates = (config.learning_rate, config.regularisation, _MOST_ERROR)
         unbiased = (np.zeros(ratings.num_users), np.zeros(ratings.num_items), False, True)
         for _ in range(config.epochs):
             noise = self._noise(random, len(left), config.epochs / (1 - config.average_share))
@@ -234,6 +233,8 @@ class DpItemMean(RatingBaseline):
 # the density and by the same factor in its normalisation: it is c B-DP. The papers take c = epsilon
 # / 4B, which is four times less than c = epsilon / B.
 
+MOST_RATINGS = 200
+"""Tau, the largest number of ratings per user; of more, a random subset is used."""
 CAVEATS = (
     (
         "The total is that of an exact sample, which a chain of this length does not reach: at such"
@@ -257,8 +258,6 @@ class PosteriorConfig(ScaleConfig):
 
     epsilon: float | None = Field(default=20.0, gt=0)
     """Epsilon per user, as the paper states it; null: the unscaled posterior."""
-    most_ratings: int = Field(default=200, ge=1)
-    """Tau, the largest number of ratings per user; of more, a random subset is used."""
     steps: int = Field(default=200, ge=0)
     """Number of steps of the chain; not in the paper."""
     batch: int = Field(default=10_000, ge=1)
@@ -278,7 +277,7 @@ class PosteriorConfig(ScaleConfig):
     @property
     def most_error(self) -> float:
         """Largest sum B of squared errors of a user."""
-        return (self.scale[1] - self.scale[0]) ** 2 * self.most_ratings
+        return (self.scale[1] - self.scale[0]) ** 2 * MOST_RATINGS
 
     @property
     def factor(self) -> float:
@@ -344,7 +343,7 @@ class DppsMf(RatingBaseline):
         config = self.config
         random = stream(config.seed, "baseline-dpps-mf")
         profiles = profiles_of(ratings)
-        profiles = profiles.at_most(config.most_ratings, random.random(len(profiles.items)))
+        profiles = profiles.at_most(MOST_RATINGS, random.random(len(profiles.items)))
         self._means = item_means(profiles)
         rows = ratings.num_users + ratings.num_items
         start = random.normal(0, _INIT_STD, (rows, config.factors))

@@ -73,7 +73,6 @@ class AmazonUpc(PublishedPairs):
         "UPC-SDG: F. Liu et al., Privacy-Preserving Synthetic Data Generation for Recommendation,"
         " SIGIR 2022"
     )
-    folder_name = "office"
     source = DatasetSource(
         page="https://github.com/HuilinChenJN/UPC_SDG",
         licence=(
@@ -81,6 +80,7 @@ class AmazonUpc(PublishedPairs):
             " source"
         ),
         files=("train.csv", "test.csv"),
+        folder="office",
         users=4_874,
         items=2_406,
         rows=52_957,

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -38,86 +36,65 @@ class MovieLens(Reader):
         ratings: layout of the ratings; its columns are user, item, rating and time.
         films: layout of the films; the first column is the id.
         users: layout of the users, likewise; None if the release has none.
+        occupations: names of the users' occupation codes; empty if the file has names.
     """
 
     source: ClassVar[DatasetSource]  # pyright: ignore[reportIncompatibleVariableOverride]
     ratings: ClassVar[TableLayout]
     films: ClassVar[TableLayout]
     users: ClassVar[TableLayout | None] = None
+    occupations: ClassVar[tuple[str, ...]] = ()
 
     def read(self) -> Interactions:
         _, *users, films = self.source.files
         rows, _ = self.rows(self.ratings)
-        rows = replace(rows, item_features=self._table(films, self.films, rows.item_ids))
+        table = self.film_table(self._lines_of(rows.item_ids, films, self.films))
+        rows = replace(rows, item_features=table)
         if self.users is None:
             return rows
-        return replace(rows, user_features=self._table(users[0], self.users, rows.user_ids))
+        people = self._lines_of(rows.user_ids, users[0], self.users)
+        occupations = people["occupation"]
+        if self.occupations:
+            occupations = occupations.map(dict(enumerate(self.occupations)))
+        if occupations.isna().any():
+            raise DataError(f"{users[0]}: unknown occupation", fix="get the file again")
+        ages = [_BANDS[bisect_right(_BAND_STARTS, age) - 1] for age in people["age"]]
+        labels = {"gender": people["gender"], "age": ages, "occupation": occupations}
+        features = tuple(Feature.single(*named) for named in labels.items())
+        return replace(rows, user_features=FeatureTable(rows.num_users, features))
 
     def feature_names(self) -> FeatureNames:
         """Names of gender, age and occupation if the release has users, and of genres."""
         users = () if self.users is None else ("gender", "age", "occupation")
         return FeatureNames(users, ("genres",))
 
-    def _table(self, file: str, layout: TableLayout, ids: np.ndarray) -> FeatureTable:
-        path = self.file(file)
-        rows = rows_of(ids, read_table(path, layout), path)
-        if layout is self.films:
-            texts = tuple(self.film_texts(rows))
-            return FeatureTable(len(ids), tuple(self.film_features(rows)), texts)
-        users = {
-            "gender": rows["gender"],
-            "age": [age_band(age) for age in rows["age"]],
-            "occupation": self.occupations(rows["occupation"]),
-        }
-        return FeatureTable(len(ids), tuple(Feature.single(*labels) for labels in users.items()))
-
-    def film_features(self, films: Columns) -> list[Feature]:
+    def film_table(self, films: Columns) -> FeatureTable:
         """Features of films from the rows of the films file: genres."""
-        return [Feature.multiple("genres", genre_lists(films["genres"]))]
+        none = "(no genres listed)"
+        genres = [[g for g in text.split("|") if g not in ("", none)] for text in films["genres"]]
+        return FeatureTable(len(genres), (Feature.multiple("genres", genres),))
 
-    def film_texts(self, films: Columns) -> list[Feature]:
-        """Text features of films from the same rows; none by default."""
-        return []
+    def _lines_of(self, ids: np.ndarray, file: str, layout: TableLayout) -> Columns:
+        """Read the rows of a file with the `ids` `[n]` in its first column, in their order.
 
-    def occupations(self, codes: pd.Series) -> pd.Series:
-        """Convert the users file's occupation codes to names."""
-        return codes
-
-
-def age_band(age: int) -> str:
-    """Return the band of an age in years, as defined by MovieLens-1M (whose codes are the youngest
-    age of each band)."""
-    return _BANDS[bisect_right(_BAND_STARTS, age) - 1]
-
-
-def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
-    """Select the rows of a table, read from `path`, with the `ids` `[n]` in the first column, in
-    the order of `ids`.
-
-    Raises:
-        DataError: an id is missing or duplicate.
-    """
-    listed = pd.Index(next(iter(table.values())))
-    if not listed.is_unique:
-        twice = listed[listed.duplicated()][0]
-        raise DataError(f"{path}: duplicate id {twice}", fix="remove one of the lines")
-    index = listed.get_indexer(pd.Index(ids))
-    missing = index < 0
-    if missing.any():
-        raise DataError(
-            f"{path}: id {ids[missing][0]} of the ratings is missing",
-            got=f"{int(missing.sum()):,} of {len(ids):,} ids without a line",
-            fix="use both files from one copy of the dataset",
-        )
-    return {name: values.iloc[index] for name, values in table.items()}
-
-
-def genre_lists(texts: Iterable[str]) -> list[list[str]]:
-    """`"Comedy|Drama"` -> `["Comedy", "Drama"]`; a film without genres has an empty list."""
-    return [
-        [genre for genre in text.split("|") if genre and genre != "(no genres listed)"]
-        for text in texts
-    ]
+        Raises:
+            DataError: an id is missing or duplicate.
+        """
+        path = self.file(file)
+        table = read_table(path, layout)
+        listed = pd.Index(next(iter(table.values())))
+        if not listed.is_unique:
+            twice = listed[listed.duplicated()][0]
+            raise DataError(f"{path}: duplicate id {twice}", fix="remove one of the lines")
+        index = listed.get_indexer(pd.Index(ids))
+        missing = index < 0
+        if missing.any():
+            raise DataError(
+                f"{path}: id {ids[missing][0]} of the ratings is missing",
+                got=f"{int(missing.sum()):,} of {len(ids):,} ids without a line",
+                fix="use both files from one copy of the dataset",
+            )
+        return {name: values.iloc[index] for name, values in table.items()}
 
 
 # MovieLens-1M: 1,000,209 star ratings, 6,040 users, 3,706 rated films (Harper and Konstan, 2015).
@@ -128,13 +105,6 @@ def genre_lists(texts: Iterable[str]) -> list[list[str]]:
 # `eras` make a text and a feature of them.
 
 _YEAR = re.compile(r"\((\d{4})\)\s*$")
-_OCCUPATIONS = (
-    "other or not specified", "academic/educator", "artist", "clerical/admin",
-    "college/grad student", "customer service", "doctor/health care", "executive/managerial",
-    "farmer", "homemaker", "K-12 student", "lawyer", "programmer", "retired", "sales/marketing",
-    "scientist", "self-employed", "technician/engineer", "tradesman/craftsman", "unemployed",
-    "writer",
-)  # fmt: skip
 
 
 class MovieLens1MConfig(ReaderConfig):
@@ -181,6 +151,13 @@ class MovieLens1M(MovieLens):
         {"id": np.int32, "gender": str, "age": np.int32, "occupation": np.int32, "zip": str},
         separator="::",
     )
+    occupations = (
+        "other or not specified", "academic/educator", "artist", "clerical/admin",
+        "college/grad student", "customer service", "doctor/health care", "executive/managerial",
+        "farmer", "homemaker", "K-12 student", "lawyer", "programmer", "retired", "sales/marketing",
+        "scientist", "self-employed", "technician/engineer", "tradesman/craftsman", "unemployed",
+        "writer",
+    )  # fmt: skip
 
     def feature_names(self) -> FeatureNames:
         """Names of the features, with the films' eras and titles if configured."""
@@ -188,21 +165,15 @@ class MovieLens1M(MovieLens):
         eras = ("eras",) if self.config.eras else ()
         return FeatureNames(users, (*items, *eras), ("title",) if self.config.titles else ())
 
-    def film_features(self, films: Columns) -> list[Feature]:
-        features = super().film_features(films)
+    def film_table(self, films: Columns) -> FeatureTable:
+        table = super().film_table(films)
         if self.config.eras:
-            features.append(Feature.multiple("eras", [_eras(title) for title in films["title"]]))
-        return features
-
-    def film_texts(self, films: Columns) -> list[Feature]:
-        if not self.config.titles:
-            return []
-        return [Feature.words("title", (_YEAR.sub("", title) for title in films["title"]))]
-
-    def occupations(self, codes: pd.Series) -> pd.Series:
-        if not codes.between(0, len(_OCCUPATIONS) - 1).all():
-            raise DataError("users.dat: unknown occupation", fix="get the file again")
-        return codes.map(dict(enumerate(_OCCUPATIONS)))
+            eras = Feature.multiple("eras", [_eras(title) for title in films["title"]])
+            table = replace(table, features=(*table.features, eras))
+        if self.config.titles:
+            titles = (_YEAR.sub("", title) for title in films["title"])
+            table = replace(table, texts=(Feature.words("title", titles),))
+        return table
 
 
 def _eras(title: str) -> list[str]:
@@ -268,10 +239,10 @@ class MovieLens100K(MovieLens):
         separator="|",
     )
 
-    def film_features(self, films: Columns) -> list[Feature]:
+    def film_table(self, films: Columns) -> FeatureTable:
         flags = np.stack([films[genre] for genre in _GENRES], axis=1)
         genres = [[_GENRES[code] for code in np.flatnonzero(row)] for row in flags]
-        return [Feature.multiple("genres", genres)]
+        return FeatureTable(len(genres), (Feature.multiple("genres", genres),))
 
 
 # MovieLens-20M: 20,000,263 ratings in half stars, 138,493 users, 26,744 rated films (Harper and
@@ -311,5 +282,5 @@ class MovieLens20M(MovieLens):
         names="first line",
     )
     films = TableLayout(
-        {"movieId": np.int32, "genres": str}, separator=",", names="first line", quoted=True
+        {"movieId": np.int32, "genres": str}, separator=",", names="first line", gaps=True
     )

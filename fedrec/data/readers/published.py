@@ -131,7 +131,7 @@ _USAGE = TableLayout(
     },
     names="first line",
 )
-_APPS = TableLayout({"item": np.int32, "category": str}, names="first line", quoted=True)
+_APPS = TableLayout({"item": np.int32, "category": str}, names="first line", gaps=True)
 
 
 class Frappe(Reader):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -39,45 +39,10 @@ _AGES = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
 _OCCUPATIONS = tuple(f"occupation {number}" for number in range(1, 11))
 _GENRES = tuple(f"genre {number}" for number in range(1, 13))
 _MOST_GENRES = 3
-_GENRE_SHARE = 0.5  # of the variance of the items' factors
-
-
-@dataclass(frozen=True)
-class PopularityLaw:
-    """A power law with a flat head, over the ranks of `items` items.
-
-    Attributes:
-        items: size of the catalogue.
-        exponent: of the power law, > 0 and not 1.
-        head: share of the catalogue before it begins, in [0, 1].
-    """
-
-    items: int
-    exponent: float
-    head: float
-
-    def cumulative(self, rank: np.ndarray) -> np.ndarray:
-        """Probability of the `rank` most popular items `[n]`, `float [n]`."""
-        (start, power, low, high) = self._terms
-        return ((rank + start) ** power - low) / (high - low)
-
-    def rank_at(self, chance: np.ndarray) -> np.ndarray:
-        """Inverse of `cumulative`: the ranks `int64 [n]`, from 0, at chances `[n]` in [0, 1)."""
-        (start, power, low, high) = self._terms
-        # x ** y as exp(y log x), which numpy computes faster
-        rank = chance * (high - low)
-        rank += low
-        np.log(rank, out=rank)
-        rank *= 1 / power
-        np.exp(rank, out=rank)
-        rank -= start
-        return np.clip(rank, 0, self.items - 1, out=rank).astype(np.int64)
-
-    @property
-    def _terms(self) -> tuple[float, float, float, float]:
-        start = max(1.0, self.head * self.items)
-        power = 1 - self.exponent
-        return start, power, start**power, (self.items + start) ** power
+_DEMOGRAPHICS = 0.3  # share of the variance of the users' factors that features explain
+_GENRE_SHARE = 0.5  # likewise, of the items' factors
+_RANK = 8  # number of latent factors
+_SEED = 0  # independent of the experiment's, so that repeated runs see the same dataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,23 +53,34 @@ class Truth:
         user_factors: `float32 [users, rank]`.
         item_factors: `float32 [items, rank]`.
         ranked_items: `int32 [items]`, items from the most to the least popular.
-        log_popularity: `float32 [items]`, logarithm of the probability that a popular candidate is
-            this item.
         user_features: gender, age and occupation, which explain a share of the users' factors.
         genres: one to three per item, which explain a share of the items' factors.
-        law: the popularity of `ranked_items`.
-        selectivity: how strongly users prefer items with a high affinity; with 0 only popularity
-            matters.
     """
 
     user_factors: np.ndarray
     item_factors: np.ndarray
     ranked_items: np.ndarray
-    log_popularity: np.ndarray
     user_features: tuple[Feature, ...]
     genres: Feature
-    law: PopularityLaw
-    selectivity: float
+
+    @classmethod
+    def of(cls, users: int, items: int) -> Truth:
+        """Draw the truth for numbers of users and items."""
+        generator = stream(_SEED, "synthetic-truth")
+        kinds = (("gender", _GENDERS), ("age", _AGES), ("occupation", _OCCUPATIONS))
+        features = tuple(_single(*kind, users, generator) for kind in kinds)
+        genres = _multiple("genres", _GENRES, items, generator)
+        explained = np.zeros((users, _RANK), dtype=np.float32)
+        for feature in features:
+            explained += _means(feature, generator)
+        ranked = generator.permutation(items).astype(np.int32)  # less memory to gather from
+        return cls(
+            user_factors=_mixed(explained / np.sqrt(len(features)), _DEMOGRAPHICS, generator),
+            item_factors=_mixed(_means(genres, generator), _GENRE_SHARE, generator),
+            ranked_items=ranked,
+            user_features=features,
+            genres=genres,
+        )
 
     def affinity(
         self, users: np.ndarray, items: np.ndarray, counts: np.ndarray | int = 1
@@ -120,64 +96,29 @@ class Truth:
         of_items = np.take(self.item_factors, items, axis=0, mode="clip")
         return np.einsum("nr,nr->n", of_users, of_items)
 
-    def scores(self, users: np.ndarray) -> np.ndarray:
-        """Scores of an oracle that knows the truth, `float32 [users, items]`: affinity and
-        popularity.
 
-        They are nearly the best possible for users with a small part of the catalogue; that very
-        active users run out of popular items is not modelled.
-        """
-        affinity = self.user_factors[users] @ self.item_factors.T
-        return self.selectivity * affinity + self.log_popularity
-
-    def popular_items(self, chances: np.ndarray) -> np.ndarray:
-        """Draw `int32 [n]` items by popularity, in constant time each, from `[n]` uniform numbers
-        in [0, 1)."""
-        return np.take(self.ranked_items, self.law.rank_at(chances), mode="clip")
-
-
-def plant(
-    users: int,
-    law: PopularityLaw,
-    selectivity: float,
-    rank: int,
-    demographics: float,
-    generator: np.random.Generator,
-) -> Truth:
-    """Draw a ground truth; see `SyntheticConfig` for the meaning of the arguments."""
-    items = law.items
-    each = np.arange(users + 1)
-    features = tuple(
-        _single(name, categories, each, generator)
-        for name, categories in (("gender", _GENDERS), ("age", _AGES), ("occupation", _OCCUPATIONS))
-    )
-    genres = _multiple("genres", _GENRES, items, generator)
-    explained = np.zeros((users, rank), dtype=np.float32)
-    for feature in features:
-        explained += _means(feature, rank, generator)
-    log_mass = np.log(np.diff(law.cumulative(np.arange(items + 1)))).astype(np.float32)
-    ranked = generator.permutation(items).astype(np.int32)  # less memory to gather from
-    log_popularity = np.empty(items, dtype=np.float32)
-    log_popularity[ranked] = log_mass
-    return Truth(
-        user_factors=_mixed(explained / np.sqrt(len(features)), demographics, generator),
-        item_factors=_mixed(_means(genres, rank, generator), _GENRE_SHARE, generator),
-        ranked_items=ranked,
-        log_popularity=log_popularity,
-        user_features=features,
-        genres=genres,
-        law=law,
-        selectivity=selectivity,
-    )
+def ranks_at(chance: np.ndarray, items: int, exponent: float, head: float) -> np.ndarray:
+    """Ranks `int64 [n]`, from 0, at uniform chances `[n]` in [0, 1), which are overwritten: of a
+    power law with an exponent > 0, not 1, that begins after a `head`, a share of the items."""
+    start = max(1.0, head * items)
+    power = 1 - exponent
+    # x ** y as exp(y log x), which numpy computes faster
+    chance *= (items + start) ** power - start**power
+    chance += start**power
+    np.log(chance, out=chance)
+    chance *= 1 / power
+    np.exp(chance, out=chance)
+    chance -= start
+    return np.clip(chance, 0, items - 1, out=chance).astype(np.int64)
 
 
 def _single(
-    name: str, categories: tuple[str, ...], offsets: np.ndarray, generator: np.random.Generator
+    name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator
 ) -> Feature:
     # Unequal shares, so that there are minorities.
     share = generator.dirichlet(np.full(len(categories), 5.0))
-    codes = generator.choice(len(categories), len(offsets) - 1, p=share)
-    return Feature(name, categories, offsets, codes)
+    codes = generator.choice(len(categories), rows, p=share)
+    return Feature(name, categories, np.arange(rows + 1), codes)
 
 
 def _multiple(
@@ -193,9 +134,9 @@ def _multiple(
     return Feature(name, categories, offsets, codes[np.arange(_MOST_GENRES) < counts[:, None]])
 
 
-def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.ndarray:
+def _means(feature: Feature, generator: np.random.Generator) -> np.ndarray:
     """Scaled sums of random vectors, one per category of a row, `float32 [rows, rank]`."""
-    vectors = generator.standard_normal((len(feature.categories) + 1, rank), dtype=np.float32)
+    vectors = generator.standard_normal((len(feature.categories) + 1, _RANK), dtype=np.float32)
     vectors[-1] = 0.0  # for padding
     codes = feature.padded()
     sums = vectors[codes[:, 0]]
@@ -245,15 +186,8 @@ class SyntheticConfig(ReaderConfig):
     """Share of the catalogue before the power law begins, in [0, 1]."""
     selectivity: float = Field(2.0, ge=0)
     """How strongly users prefer items with a high affinity; with 0 only popularity matters."""
-    rank: int = Field(8, ge=1, le=256)
-    """Number of latent factors."""
     noise: float = Field(0.3, ge=0)
     """Standard deviation of the noise in ratings; the affinity itself has standard deviation 1."""
-    demographics: float = Field(0.3, ge=0, le=1)
-    """Share of the variance of the users' factors that their features explain, in [0, 1]."""
-    data_seed: int = Field(0, ge=0)
-    """Seed of the data, independent of the experiment's seed, so that repeated runs see the same
-    dataset."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -271,11 +205,12 @@ class Synthetic(Reader):
     Config = SyntheticConfig
     title = "synthetic interactions with known truth, any size (default 600 users, 400 items)"
     paper = "none; generated"
+    features = FeatureNames(("gender", "age", "occupation"), ("genres",))
     config: SyntheticConfig
 
     def read(self) -> Interactions:
         """Generate the dataset; no file is read."""
-        truth = self.truth()
+        truth = Truth.of(self.config.users, self.config.items)
         counts = self._activity()
         rows = int(counts.sum())
         kinds = (np.int64, np.int64, np.float32, np.int64)
@@ -300,115 +235,62 @@ class Synthetic(Reader):
             times=times,
         )
 
-    def feature_names(self) -> FeatureNames:
-        """Names of gender, age and occupation, and of genres."""
-        return FeatureNames(("gender", "age", "occupation"), ("genres",))
-
-    def truth(self) -> Truth:
-        """The ground truth of the data."""
-        config = self.config
-        generator = stream(config.data_seed, "synthetic-truth")
-        return plant(
-            config.users,
-            PopularityLaw(config.items, config.popularity_exponent, config.popularity_head),
-            config.selectivity,
-            config.rank,
-            config.demographics,
-            generator,
-        )
-
     def _activity(self) -> np.ndarray:
         """Draw the number of interactions of each user, `int64 [users]`: log-normal above the
         minimum, at most half of the items."""
         config = self.config
-        generator = stream(config.data_seed, "synthetic-activity")
         spread = config.activity_spread
-        excess = generator.lognormal(-(spread**2) / 2, spread, config.users) * (
-            config.mean_interactions - config.min_interactions
-        )
-        return np.minimum(
-            config.min_interactions + np.round(excess).astype(np.int64), config.items // 2
-        )
+        excess = stream(_SEED, "synthetic-activity").lognormal(
+            -(spread**2) / 2, spread, config.users
+        ) * (config.mean_interactions - config.min_interactions)
+        counts = config.min_interactions + np.round(excess).astype(np.int64)
+        return np.minimum(counts, config.items // 2)
 
     def _chunk(
         self, truth: Truth, counts: np.ndarray, number: int, part: slice
     ) -> tuple[np.ndarray, ...]:
         """Draw the rows of the users in `part`, grouped by user: users, items, ratings, times."""
-        generator = stream(self.config.data_seed, "synthetic-chunk", number)
+        config = self.config
+        generator = stream(_SEED, "synthetic-chunk", number)
+        num_items = config.items
         users = np.arange(part.start, part.stop)
-        drawn = _Draws.of(users, counts[part], self.config.items, generator)
-        chosen = [_chosen(truth, block, generator) for block in drawn.blocks()]
-        items = np.concatenate([items for items, _ in chosen])
-        liking = np.concatenate([affinity for _, affinity in chosen])
-        liking += np.float32(self.config.noise) * generator.standard_normal(
-            len(items), dtype=np.float32
-        )
+        counts = counts[part]
+        ends = _POPULAR_PER_INTERACTION * np.concatenate([[0], np.cumsum(counts)])
+        chances = generator.random(ends[-1])
+        # a user's items by chance alone: from a start in steps around the catalogue, which are
+        # coprime to its size, so that the items are distinct
+        starts = generator.integers(0, num_items, len(counts))
+        steps = generator.integers(1, num_items, len(counts))
+        steps[np.gcd(steps, num_items) != 1] = 1
+        chosen = []
+        for block in _parts(counts, _CANDIDATES_IN_CACHE):
+            ranks = ranks_at(
+                chances[ends[block.start] : ends[block.stop]],
+                num_items,
+                config.popularity_exponent,
+                config.popularity_head,
+            )
+            popular = np.take(truth.ranked_items, ranks, mode="clip")
+            chance = within_groups(counts[block]) * np.repeat(steps[block], counts[block])
+            chance += np.repeat(starts[block], counts[block])
+            sizes, items, presence = _candidates(
+                counts[block], popular, chance % num_items, num_items
+            )
+            affinity = truth.affinity(users[block], items, sizes)
+            weight = np.exp(config.selectivity * affinity)
+            weight *= presence
+            rows = _fittest(sizes, weight, counts[block], generator)
+            chosen.append((items[rows], affinity[rows]))
+        items, liking = map(np.concatenate, zip(*chosen, strict=True))
+        liking += np.float32(config.noise) * generator.standard_normal(len(items), dtype=np.float32)
         ratings = np.ones(len(items), dtype=np.float32)
         for threshold in _THRESHOLDS:
             ratings += liking > threshold
         # Each user is active for a year from a random day; the order within it is independent of
         # preferences.
         days = generator.integers(_START, _START + _YEAR, len(users))
-        times = np.repeat(days, drawn.counts) + generator.integers(0, _YEAR, len(items))
-        return np.repeat(users, drawn.counts), items, ratings, times
-
-
-class _Draws(NamedTuple):
-    """Random numbers that determine the candidates of consecutive users.
-
-    Attributes:
-        users: `int64 [users]`.
-        counts: `int64 [users]`, interactions of each.
-        chances: `float64 [5 x interactions]` in [0, 1), of items drawn by popularity.
-        starts: `int64 [users]`, the first item that each has by chance alone.
-        steps: `int64 [users]`, from one to the next of them around the catalogue; coprime to its
-            size, so that they are distinct.
-    """
-
-    users: np.ndarray
-    counts: np.ndarray
-    chances: np.ndarray
-    starts: np.ndarray
-    steps: np.ndarray
-
-    @classmethod
-    def of(
-        cls, users: np.ndarray, counts: np.ndarray, items: int, generator: np.random.Generator
-    ) -> _Draws:
-        """Draw the random numbers of some users, for a catalogue of `items`."""
-        chances = generator.random(_POPULAR_PER_INTERACTION * int(counts.sum()))
-        starts = generator.integers(0, items, len(counts))
-        steps = generator.integers(1, items, len(counts))
-        steps[np.gcd(steps, items) != 1] = 1
-        return cls(users, counts, chances, starts, steps)
-
-    def blocks(self) -> Iterator[_Draws]:
-        """Split into parts whose candidates fit into the processor's cache."""
-        ends = _POPULAR_PER_INTERACTION * np.concatenate([[0], np.cumsum(self.counts)])
-        for part in _parts(self.counts, _CANDIDATES_IN_CACHE):
-            chances = self.chances[ends[part.start] : ends[part.stop]]
-            yield _Draws(
-                self.users[part], self.counts[part], chances, self.starts[part], self.steps[part]
-            )
-
-    def chance_items(self, items: int) -> np.ndarray:
-        """Items for each user's interactions, distinct per user, `int64 [interactions]`."""
-        position = within_groups(self.counts)
-        position *= np.repeat(self.steps, self.counts)
-        position += np.repeat(self.starts, self.counts)
-        return position % items
-
-
-def _chosen(
-    truth: Truth, draws: _Draws, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the items that a block of users interacts with, by user, with their affinity."""
-    number, items, presence = _candidates(truth, draws)
-    affinity = truth.affinity(draws.users, items, number)
-    weight = np.exp(truth.selectivity * affinity)
-    weight *= presence
-    rows = _fittest(number, weight, draws.counts, generator)
-    return items[rows], affinity[rows]
+        times = np.repeat(days, counts) + generator.integers(0, _YEAR, len(items))
+        return np.repeat(users, counts), items, ratings, times
 
 
 def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
@@ -420,25 +302,31 @@ def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
     return (slice(int(start), int(stop)) for start, stop in pairwise(bounds))
 
 
-def _candidates(truth: Truth, draws: _Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _candidates(
+    counts: np.ndarray, popular_items: np.ndarray, chance_items: np.ndarray, num_items: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Collect distinct candidates of a block of users: several popular items per interaction, and a
     uniformly drawn item per interaction, which ensures enough distinct ones.
+
+    Args:
+        counts: `int64 [users]`, interactions of each.
+        popular_items: `int [5 x interactions]`, by user.
+        chance_items: `int [interactions]`, by user and distinct for each.
+        num_items: size of the catalogue.
 
     Returns:
         Number of candidates of each user, `int64 [users]`, and by user their items
         `int64 [candidates]` and weights `float32 [candidates]`.
     """
-    num_items = len(truth.item_factors)
-    counts = draws.counts
     # User, item and origin in one number, so that one sort groups equal pairs without a second
     # array; in bits of their own, because division takes longer than the sort.
     bits = num_items.bit_length()
     narrow = len(counts).bit_length() + bits + 1 <= 32
-    codes = np.empty(len(draws.chances) + int(counts.sum()), np.uint32 if narrow else np.int64)
-    popular = codes[: len(draws.chances)]
-    chance = codes[len(draws.chances) :]
-    popular[:] = truth.popular_items(draws.chances)
-    chance[:] = draws.chance_items(num_items)
+    codes = np.empty(len(popular_items) + len(chance_items), np.uint32 if narrow else np.int64)
+    popular = codes[: len(popular_items)]
+    chance = codes[len(popular_items) :]
+    popular[:] = popular_items
+    chance[:] = chance_items
     codes <<= 1
     popular |= 1
     users = np.arange(len(counts) + 1, dtype=codes.dtype) << (bits + 1)

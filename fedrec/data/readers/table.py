@@ -96,20 +96,26 @@ class Table(Reader):
                 constant.
         """
         config = self.config
-        path = self._path
-        frame = columns_of(str(path), columns, self._layout())
-        rows = indexed(self.name, frame, config, path)
-        texts = (name for name in config.item_texts if name in frame)
+        frame = columns_of(str(self._path), columns, self._layout())
+        rows = indexed(self.name, frame, config, self._path)
+        of_items = (*config.item_features, *(name for name in config.item_texts if name in frame))
         users = self._features(frame, config.user, config.user_features, rows.users, rows.user_ids)
-        items = self._features(
-            frame, config.item, (*config.item_features, *texts), rows.items, rows.item_ids
-        )
-        categories = [feature for feature in items if feature.name not in config.item_texts]
-        texts = [feature for feature in items if feature.name in config.item_texts]
+        items = self._features(frame, config.item, of_items, rows.items, rows.item_ids)
+        names = [feature.name for feature in users]
+        for name in config.user_categories:
+            if name not in names:
+                raise DataError(
+                    f"categories are declared for an unknown user feature {name!r}",
+                    fix=did_you_mean(name, names) + " (see dataset.user-features)",
+                )
+        declared = config.user_categories
+        users = [f.among(declared[f.name], OTHER) if f.name in declared else f for f in users]
+        texts = tuple(feature for feature in items if feature.name in config.item_texts)
+        categories = tuple(feature for feature in items if feature.name not in config.item_texts)
         return replace(
             rows,
-            user_features=FeatureTable(rows.num_users, tuple(self._declared(users))),
-            item_features=FeatureTable(rows.num_items, tuple(categories), tuple(texts)),
+            user_features=FeatureTable(rows.num_users, tuple(users)),
+            item_features=FeatureTable(rows.num_items, categories, texts),
         )
 
     def feature_names(self) -> FeatureNames:
@@ -119,29 +125,9 @@ class Table(Reader):
 
     def undeclared_categories(self) -> tuple[str, ...]:
         """Names of users' features without `user-categories`."""
-        config = self.config
-        columns = [
-            column
-            for name in config.user_features
-            for column in (self._columns_of(self._extras[name]) if name in self._extras else [name])
-        ]
-        return tuple(c for c in columns if c != config.user and c not in config.user_categories)
-
-    def _declared(self, features: list[Feature]) -> list[Feature]:
-        """Apply the declared categories to the users' features.
-
-        Raises:
-            DataError: categories are declared for an unknown feature.
-        """
-        declared = self.config.user_categories
-        names = [feature.name for feature in features]
-        for name in declared:
-            if name not in names:
-                raise DataError(
-                    f"categories are declared for an unknown user feature {name!r}",
-                    fix=did_you_mean(name, names) + " (see dataset.user-features)",
-                )
-        return [f.among(declared[f.name], OTHER) if f.name in declared else f for f in features]
+        columns = self._columns(self.config.user_features)
+        declared = (self.config.user, *self.config.user_categories)
+        return tuple(column for column in columns if column not in declared)
 
     def files(self) -> list[Path]:
         path = self.config.path
@@ -167,14 +153,14 @@ class Table(Reader):
                     fix="use different columns for users, items, ratings and times",
                 )
             settings |= {name: f"dataset.{role}"} if name else {}
-        extras = [self._extras[name] for name in config.item_features if name in self._extras]
-        elsewhere = {*self._extras, *(name for path in extras for name in self._columns_of(path))}
-        named = {
-            "user-features": [n for n in config.user_features if n not in self._extras],
-            "item-features": [n for n in config.item_features if n not in self._extras],
-            "item-texts": [n for n in config.item_texts if n not in elsewhere],
-        }
-        settings |= {name: f"dataset.{key}" for key, names in named.items() for name in names}
+        elsewhere = self._columns(config.item_features)
+        texts = [n for n in config.item_texts if n in config.item_features or n not in elsewhere]
+        for key, names in (
+            ("user-features", config.user_features),
+            ("item-features", config.item_features),
+            ("item-texts", texts),
+        ):
+            settings |= {name: f"dataset.{key}" for name in names if name not in self._extras}
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
         return TableLayout.own(
@@ -189,8 +175,12 @@ class Table(Reader):
         paths = {name: self._path.parent / name for name in names}
         return {name: path for name, path in paths.items() if path.is_file()}
 
-    def _columns_of(self, extra: Path) -> list[str]:
-        return column_names(extra, TableLayout.own({}, separator=self.config.separator))
+    def _columns(self, names: Sequence[str]) -> list[str]:
+        """Names of columns, in place of a name of an additional table those of its columns."""
+        layout = TableLayout.own({}, separator=self.config.separator)
+        extras = self._extras
+        columns = (column_names(extras[n], layout) if n in extras else [n] for n in names)
+        return [column for some in columns for column in some]
 
     def _features(
         self,
@@ -207,7 +197,7 @@ class Table(Reader):
             if path is None:
                 features.append(self._feature(name, frame[name], owner, ids))
                 continue
-            columns = dict.fromkeys([key, *self._columns_of(path)], str)
+            columns = dict.fromkeys([key, *self._columns([name])], str)
             settings = {key: "the column of ids"}
             separator = self.config.separator
             extra = read_table(

@@ -28,6 +28,7 @@ from fedrec.data.splits.rules import (
     Partition,
     Split,
     places,
+    rounded,
     sort_key,
     users_of,
 )
@@ -241,7 +242,7 @@ class Published(Split):
         rows = np.flatnonzero(~test)
         key = sort_key(interactions, "random", self.seed)[rows]
         position, count = places(interactions.users[rows], key)
-        taken = np.minimum((self.config.validation * count + 0.5).astype(np.int64), count - 1)
+        taken = np.minimum(rounded(self.config.validation * count), count - 1)
         validation = np.zeros(len(test), dtype=bool)
         validation[rows[position >= count - taken]] = True
         return Partition.of_masks(interactions, test, validation, users_of(interactions))

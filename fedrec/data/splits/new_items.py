@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.splits.rules import ROWS, VALIDATION, Partition, Split, places, users_of
+from fedrec.data.splits.rules import ROWS, VALIDATION, Partition, Split, places, rounded, users_of
 from fedrec.data.time_order import item_shares, pair_numbers, times_of
 from fedrec.errors import DataError
 from fedrec.privacy.accounting.sampling import Adjacency
@@ -116,6 +116,6 @@ class NewItems(Split):
         # by user and item, so that no row of a new item moves another one
         numbers = pair_numbers(interactions, self.seed, "split", ROWS)[rows]
         position, count = places(interactions.users[rows], numbers)
-        each = np.minimum((self.config.old_rows * count + 0.5).astype(np.int64), (count - 1) // 2)
+        each = np.minimum(rounded(self.config.old_rows * count), (count - 1) // 2)
         both = 2 * each if self.config.validation else each
         return rows[position < each], rows[(position >= each) & (position < both)]

@@ -150,57 +150,33 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
         ComponentError: the split failed, or returned something else.
     """
     split = split_of(section, seed)
-    partition = _divided(split, interactions)
-    pairs = interactions.users * interactions.num_items + interactions.items
-    if partition.repeated_use or are_distinct(pairs):
-        return partition
-    # Independent of other users' repeats: without repeats, a user's first rows are all of its rows.
-    first = _first_rows(interactions, pairs)
-    of_first = _divided(split, interactions.with_rows(first))
+    users = interactions.users
+    times = interactions.times
+    pairs = users * interactions.num_items + interactions.items
+    with component_errors(SPLIT.name, type(split), "with these interactions"):
+        partition = split.split(interactions)
+        if not isinstance(partition, Partition):
+            got = type(partition).__name__
+            refuse_wrong(SPLIT.name, type(split), "from split()", expected="a Partition", got=got)
+        if partition.repeated_use or are_distinct(pairs):
+            return partition
+        # the earliest row of each pair. Independent of other users' repeats: without repeats, a
+        # user's first rows are all of its rows.
+        order = np.arange(len(pairs)) if times is None else np.argsort(times, kind="stable")
+        first = np.sort(order[np.unique(pairs[order], return_index=True)[1]])
+        of_first = split.split(interactions.with_rows(first))
+    train = first[of_first.train_rows]
+    repeats = partition.train_rows[np.isin(pairs[partition.train_rows], pairs[train])]
+    if times is not None:
+        latest = np.full(interactions.num_users, np.iinfo(np.int64).min)
+        np.maximum.at(latest, users[train], times[train])
+        repeats = repeats[times[repeats] <= latest[users[repeats]]]
     return replace(
         of_first,
-        train_rows=_with_repeats(interactions, pairs, first[of_first.train_rows], partition),
+        train_rows=np.union1d(train, repeats),
         validation_rows=first[of_first.validation_rows],
         test_rows=first[of_first.test_rows],
     )
-
-
-def _divided(split: Split, interactions: Interactions) -> Partition:
-    with component_errors(SPLIT.name, type(split), "with these interactions"):
-        partition = split.split(interactions)
-    if not isinstance(partition, Partition):
-        expected = "a fedrec.data.splits.rules.Partition"
-        got = type(partition).__name__
-        refuse_wrong(SPLIT.name, type(split), "from split()", expected=expected, got=got)
-    return partition
-
-
-def _first_rows(interactions: Interactions, pairs: np.ndarray) -> np.ndarray:
-    """Earliest row of each pair (without times, the first), `int64 [distinct pairs]`,
-    ascending."""
-    rows = np.arange(len(pairs))
-    if interactions.times is not None:
-        rows = np.argsort(interactions.times, kind="stable")
-    return np.sort(rows[np.unique(pairs[rows], return_index=True)[1]])
-
-
-def _with_repeats(
-    interactions: Interactions, pairs: np.ndarray, train_rows: np.ndarray, of_rows: Partition
-) -> np.ndarray:
-    """Row numbers of the first training row of each pair, and of its repeats.
-
-    Args:
-        interactions: the rows.
-        pairs: `int64 [rows]`, a number of each row's user and item.
-        train_rows: first rows that train.
-        of_rows: partition of all rows by the split; its held-out rows do not train.
-    """
-    repeats = of_rows.train_rows[np.isin(pairs[of_rows.train_rows], pairs[train_rows])]
-    if interactions.times is not None:
-        latest = np.full(interactions.num_users, np.iinfo(np.int64).min)
-        np.maximum.at(latest, interactions.users[train_rows], interactions.times[train_rows])
-        repeats = repeats[interactions.times[repeats] <= latest[interactions.users[repeats]]]
-    return np.union1d(train_rows, repeats)
 
 
 def split_of(section: Section, seed: int) -> Split:
@@ -264,6 +240,11 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     positions = np.empty(len(users), dtype=np.int64)
     positions[sorted_rows(users, key)] = within_groups(counts)
     return positions, counts[users]
+
+
+def rounded(numbers: np.ndarray | float) -> np.ndarray:
+    """Numbers `[...]` >= 0, rounded half up, `int64 [...]`."""
+    return np.floor(np.add(numbers, 0.5)).astype(np.int64)
 
 
 def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.ndarray:
@@ -355,90 +336,75 @@ class UserHoldout(Split):
                 halves.
         """
         config = self.config
-        tested, training = self._user_parts(interactions)
+        present = users_of(interactions)
+        test_users, held_out_users = self._held_out_users(interactions, present)
+        training = len(present) - len(held_out_users)
+        if not len(test_users) or training < 1:
+            raise DataError(
+                f"{interactions.name} has too few users for the split",
+                expected="at least one test user and one training user",
+                got=f"test users: {len(test_users)}, training users: {training}",
+                fix="use a dataset with more users, or change split.test-users, split.folds or"
+                " split.validation-users",
+            )
         # Only the rows of held-out users, which are few, are sorted.
-        rows = np.flatnonzero(~np.isin(interactions.users, training))
+        rows = np.flatnonzero(np.isin(interactions.users, held_out_users))
         key = sort_key(interactions, config.halves, self.seed, config.stream)[rows]
         position, count = places(interactions.users[rows], key)
         held_out = np.zeros(len(interactions), dtype=bool)
         held_out[rows[position >= (count + 1) // 2]] = True
-        test = held_out & np.isin(interactions.users, tested)
+        test = held_out & np.isin(interactions.users, test_users)
         return Partition.of_masks(
             interactions,
             test,
             held_out & ~test,
-            None if config.generalisation == "weak" else training,
+            None if config.generalisation == "weak" else np.setdiff1d(present, held_out_users),
             repeated_use=config.split_by == "rows",
         )
 
-    def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray]:
-        """Choose test and training users among users with rows; the others are validation users."""
-        present = users_of(interactions)
-        if self.config.stream == "client":
-            return self._drawn_one_by_one(interactions, present)
-        validation = _rounded(self.config.validation_users * len(present))
-        if self.config.folds is not None:
-            return self._fold(interactions, present, validation, self.config.folds)
-        test = _rounded(self.config.test_users * len(present))
-        _check_enough(interactions, test, len(present) - test - validation)
-        # One permutation, test users first, so that test users do not depend on the share of
-        # validation users.
-        shuffled = stream(self.seed, "split", USERS).permutation(present)
-        return shuffled[:test], shuffled[test + self._not_training(validation) :]
-
-    def _drawn_one_by_one(
+    def _held_out_users(
         self, interactions: Interactions, present: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Choose test and training users by a random number of each user."""
+        """Choose test users, and those who do not train, among the users with rows.
+
+        Each user has a key: a random number in [0, 1), or its rank in one permutation, and is a
+        test or a validation user if the key is in the range of these, test users first.
+        """
         config = self.config
         seed = 0 if config.folds else self.seed
-        share = user_shares(interactions, seed, "split", USERS)[present]
-        if config.folds is None:
-            test = share < config.test_users
-            validation = ~test & (share < config.test_users + config.validation_users)
+        default = type(config).model_fields["test_users"].default
+        if config.stream == "client":
+            most: float = 1.0
+            key = user_shares(interactions, seed, "split", USERS)[present]
+            tests = config.test_users
+            validations = config.validation_users
         else:
-            # As below: validation users first, in seed 0 those behind the default test users.
-            share = (share - type(config).model_fields["test_users"].default) % 1.0
-            validation = share < config.validation_users
-            share = (share - config.validation_users) / (1 - config.validation_users)
-            test = ~validation & ((share * config.folds).astype(int) == self.seed % config.folds)
-        _check_enough(interactions, int(test.sum()), int((~(test | validation)).sum()))
-        held_out = test if config.validation_role == "training" else test | validation
-        return present[test], present[~held_out]
+            most = len(present)
+            key = np.argsort(stream(seed, "split", USERS).permutation(len(present)))
+            tests, validations, default = (
+                int(rounded(share * len(present)))
+                for share in (config.test_users, config.validation_users, default)
+            )
+        if config.folds is None:
+            test = key < tests
+            validation = ~test & (key < tests + validations)
+        else:
+            # Validation users first, in seed 0 those behind the default test users.
+            key = (key - default) % most
+            validation = key < validations
+            test = ~validation & (self._folds(key - validations, most - validations) == 0)
+        trains = config.validation_role == "training"
+        return present[test], present[test if trains else test | validation]
 
-    def _not_training(self, validation: int) -> int:
-        """Number of validation users who do not train."""
-        return 0 if self.config.validation_role == "training" else validation
-
-    def _fold(
-        self, interactions: Interactions, present: np.ndarray, validation: int, folds: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Choose test and training users of this seed's fold, by one permutation for all seeds."""
-        shuffled = stream(0, "split", USERS).permutation(present)
-        # Validation users first; in seed 0 without folds they follow the default share of test
-        # users.
-        default = type(self.config).model_fields["test_users"].default
-        shuffled = np.roll(shuffled, -_rounded(default * len(present)))
-        tested = shuffled[validation:]
-        parts = np.array_split(tested, folds)
-        test = parts.pop(self.seed % folds)
-        _check_enough(interactions, len(test), len(tested) - len(test))
-        return test, np.concatenate([shuffled[self._not_training(validation) : validation], *parts])
-
-
-def _check_enough(interactions: Interactions, tested: int, training: int) -> None:
-    if tested < 1 or training < 1:
-        raise DataError(
-            f"{interactions.name} has too few users for the split",
-            expected="at least one test user and one training user",
-            got=f"test users: {tested}, training users: {training}",
-            fix="use a dataset with more users, or change split.test-users, split.folds or"
-            " split.validation-users",
-        )
-
-
-def _rounded(number: float) -> int:
-    return int(number + 0.5)
+    def _folds(self, key: np.ndarray, most: float) -> np.ndarray:
+        """Fold of each key `[users]` in [0, most), counted from the fold of this seed."""
+        folds = self.config.folds or 1
+        if self.config.stream == "client":
+            number = (key / most * folds).astype(int)
+        else:  # folds of nearly equal size, the larger ones first
+            ends = np.cumsum([len(part) for part in np.array_split(np.arange(most), folds)])
+            number = np.searchsorted(ends, key, side="right")
+        return (number - self.seed) % folds
 
 
 # One point in time for all users: rows before it train, rows after it are validated and tested
@@ -491,7 +457,7 @@ class GlobalTime(Split):
         asked = {"test": self.config.test, "validation": self.config.validation}
         ordered = np.sort(times)
         last = max(count - 1, 0)
-        starts = [_rounded(count * (1 - s)) for s in (sum(asked.values()), asked["test"])]
+        starts = [rounded(count * (1 - s)) for s in (sum(asked.values()), asked["test"])]
         points = ordered[np.minimum(starts, last)] if count else np.zeros(2, dtype=np.int64)
         validated_from, tested_from = points
         train = times < validated_from
@@ -572,18 +538,14 @@ class Ratio(Split):
         """
         key = sort_key(interactions, self.config.order, self.seed, self.config.stream)
         position, count = places(interactions.users, key)
-        test_count = np.minimum(_rounded_shares(self.config.test * count), count - 1)
+        test_count = np.minimum(rounded(self.config.test * count), count - 1)
         validation_count = np.minimum(
-            _rounded_shares(self.config.validation * count), count - 1 - test_count
+            rounded(self.config.validation * count), count - 1 - test_count
         )
         from_end = count - 1 - position
         test = from_end < test_count
         validation = ~test & (from_end < test_count + validation_count)
         return Partition.of_masks(interactions, test, validation)
-
-
-def _rounded_shares(numbers: np.ndarray) -> np.ndarray:
-    return (numbers + 0.5).astype(np.int64)
 
 
 # Shares of rows with a bound on how many rows each user trains with (Fang et al. 2022, section 3.2,
@@ -598,7 +560,7 @@ def _rounded_shares(numbers: np.ndarray) -> np.ndarray:
 # Where this differs from the paper:
 #
 # - d, "the dimension of selected categories", is not given. omega = 0.05, delta = 0.1 and the
-#   largest bound of 1,772 imply 86.297 (the default), which is neither the 1,682 items nor the 19
+#   largest bound of 1,772 imply 86.297, which is neither the 1,682 items nor the 19
 #   genres of MovieLens-100K. The smallest bound of 3 at p_min = 0.001 is 1.8 by the formula.
 # - It removes users (and items, by an unstated rule) before the split, which makes ranking easier;
 #   its table 5 compares such lists. Items are not removed here.
@@ -608,21 +570,21 @@ def _rounded_shares(numbers: np.ndarray) -> np.ndarray:
 #   heuristic.
 
 
+_OMEGA = 0.05  # error rate, as in the paper
+_DIMENSION = 86.2974  # d, by which the largest bound on MovieLens-100K is the paper's, 1,772 rows
+
+
 class BoundedConfig(RatioConfig):
     """Settings of bounded contributions."""
 
-    omega: float = Field(default=0.05, gt=0, le=1)
-    """Error rate, in (0, 1] (paper: 0.05)."""
     delta: float = Field(default=0.1, gt=0, lt=1)
     """Probability that the error is larger, in (0, 1) (paper: 0.1)."""
-    dimension: float = Field(default=86.2974, ge=0)
-    """d; the default gives the paper's largest bound on MovieLens-100K, 1,772 rows."""
     p_min: float = Field(default=0.001, ge=0, le=1)
     """Users with a smaller p do not train."""
 
     def bound(self, p: float) -> float:
         """Bound on the number of rows of a user with weight factor p."""
-        return p / self.omega * (self.dimension + math.log(1 / self.delta))
+        return p / _OMEGA * (_DIMENSION + math.log(1 / self.delta))
 
 
 class Bounded(Ratio):

@@ -3,8 +3,7 @@
 results.
 
 Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
-each phase is still reported, as if everything else were public. `Volunteered` events cost nothing:
-the total is for all other users, and no epsilon is reported for their phase.
+each phase is still reported, as if everything else were public.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from fedrec.privacy.accounting.events import (
     NoisyRound,
     NonPrivate,
     Release,
-    Volunteered,
     releases_in,
 )
 from fedrec.privacy.accounting.rdp import INTEGER_ORDERS, epsilon_of
@@ -110,7 +108,7 @@ class RandomTrials:
 
     def epsilon(self, trial: np.ndarray, delta: float) -> float:
         """Epsilon of the best trial, from the Rényi curve `[INTEGER_ORDERS]` of one trial."""
-        return float(epsilon_of(np.append(self.curve(trial), np.inf), delta)[0])
+        return float(epsilon_of(np.append(self.curve(trial), np.inf), delta))
 
 
 def _above(gamma: float, mean: float) -> float:
@@ -136,10 +134,9 @@ class Report:
         epsilon: upper bound; infinite if an event was not private.
         delta: the additive term of the guarantee.
         method: description of the method.
-        order: optimal Rényi order; None for other methods.
         attack: epsilon that the best known attack reaches, a lower bound; None if it was not
             requested, or cannot be computed.
-        phases: epsilon of each phase alone, without phases that train on volunteers only.
+        phases: epsilon of each phase alone.
         events: number of events.
         caveats: limits of the guarantee, as sentences.
     """
@@ -147,7 +144,6 @@ class Report:
     epsilon: float
     delta: float
     method: str
-    order: float | None
     attack: float | None
     phases: dict[str, float]
     events: int
@@ -194,16 +190,15 @@ class Accountant:
             ExperimentError: delta is out of range, or the backend has no bound for an event.
         """
         _check(delta)
-        epsilon, order = self._bound(self._counts, delta)
-        private = [phase for phase in self.phases if not self._of_volunteers(phase)]
-        phases = dict.fromkeys(private, epsilon)
-        if len(private) > 1:
-            phases = {phase: self._bound(self._of(phase), delta)[0] for phase in private}
+        epsilon = self._bound(self._counts, delta)
+        phases = dict.fromkeys(self.phases, epsilon)
+        if len(phases) > 1:
+            phases = {phase: self._bound(self._of(phase), delta) for phase in phases}
         reached = None
         if attack:
             reached = self._attacked(attack_epsilon(releases_of(self._counts), delta), epsilon)
         counted = self._counts.total(), tuple(caveats)
-        return Report(epsilon, delta, self.backend.method, order, reached, phases, *counted)
+        return Report(epsilon, delta, self.backend.method, reached, phases, *counted)
 
     def _attacked(self, reached: float | None, bound: float) -> float | None:
         """Check the epsilon of the best known attack, a lower bound for any valid epsilon; both are
@@ -228,7 +223,7 @@ class Accountant:
         """True if the total would exceed a budget after n more such events."""
         _check(delta)
         _check_adjacencies([*self._counts, event])
-        return self._bound(self._counts + Counter({event: n}), delta)[0] > budget
+        return self._bound(self._counts + Counter({event: n}), delta) > budget
 
     @property
     def releases(self) -> dict[Release, int]:
@@ -240,21 +235,13 @@ class Accountant:
         """Phases with events, in the order in which they began."""
         return list(dict.fromkeys(event.phase for event in self._counts))
 
-    def _of_volunteers(self, phase: str) -> bool:
-        return all(isinstance(event, Volunteered) for event in self._of(phase))
-
     def _of(self, phase: str) -> dict[Event, int]:
         return {event: count for event, count in self._counts.items() if event.phase == phase}
 
-    def _bound(self, counts: Mapping[Event, int], delta: float) -> tuple[float, float | None]:
-        if self._not_private(counts):
-            return math.inf, None
-        bound = self.backend.epsilon(releases_of(counts), delta)
-        return bound.epsilon, bound.order
-
-    @staticmethod
-    def _not_private(counts: Mapping[Event, int]) -> bool:
-        return any(isinstance(event, NonPrivate) and count for event, count in counts.items())
+    def _bound(self, counts: Mapping[Event, int], delta: float) -> float:
+        if any(isinstance(event, NonPrivate) and count for event, count in counts.items()):
+            return math.inf
+        return self.backend.epsilon(releases_of(counts), delta)
 
 
 def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
@@ -273,7 +260,6 @@ def _check_adjacencies(events: Iterable[Event]) -> None:
     if len(adjacencies) > 1:
         raise ExperimentError(
             "events under different adjacencies cannot be composed",
-            expected="replace-one for all events, or add-remove for all",
             got=" and ".join(sorted(adjacencies)),
             fix="use one adjacency for the whole run",
         )
@@ -324,7 +310,7 @@ def calibrate(
 
     @cache
     def spent(multiplier: float) -> float:
-        return accountant.epsilon(releases(multiplier), delta).epsilon
+        return accountant.epsilon(releases(multiplier), delta)
 
     def excess(log_multiplier: float) -> float:
         """Logarithm of epsilon / target, which is nearly linear in that of the multiplier."""

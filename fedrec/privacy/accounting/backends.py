@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.events import GAUSSIAN, Backend, Bound, Release
+from fedrec.privacy.accounting.events import GAUSSIAN, Backend, Release
 from fedrec.privacy.accounting.rdp import (
     INTEGER_ORDERS,
     ORDERS,
@@ -43,10 +43,9 @@ class Autodp(Backend):
     def __init__(self) -> None:
         self._curves: dict[Release, np.ndarray] = {}
 
-    def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
+    def epsilon(self, releases: Mapping[Release, int], delta: float) -> float:
         """Smallest epsilon that the method proves for all releases together."""
-        epsilon, order = epsilon_of(self.total(releases), delta)
-        return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
+        return float(epsilon_of(self.total(releases), delta))
 
     def total(self, releases: Mapping[Release, int]) -> np.ndarray:
         """Rényi curve of all releases together at `ORDERS`, `float64 [orders]`; the last value is
@@ -95,7 +94,7 @@ class Pld(Backend):
 
     method = "privacy loss distribution of the dominating pair (connect the dots, FFT)"
 
-    def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
+    def epsilon(self, releases: Mapping[Release, int], delta: float) -> float:
         """Smallest epsilon that the method proves for all releases together.
 
         Raises:
@@ -111,7 +110,7 @@ class Pld(Backend):
                 fix="use the accountant 'autodp'",
             )
         epsilon = composed_epsilon(tuple(releases.items()), delta)
-        return Bound(math.inf if epsilon is None else epsilon)
+        return math.inf if epsilon is None else epsilon
 
 
 def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | None:
@@ -151,7 +150,7 @@ class Paper(Backend):
     def __init__(self) -> None:
         self._curves: dict[Release, np.ndarray] = {}
 
-    def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
+    def epsilon(self, releases: Mapping[Release, int], delta: float) -> float:
         """Smallest epsilon that the method proves for all releases together. Truncated to four
         decimals, as printed."""
         curve = np.zeros(len(_ORDERS))
@@ -160,10 +159,9 @@ class Paper(Backend):
                 self._curves[release] = _curve_of_all_clients(release)
             curve += count * self._curves[release]
         if delta == 0:
-            return Bound(math.inf)
+            return math.inf
         epsilons = curve + math.log(1 / delta) / (_ORDERS - 1)
-        best = int(np.argmin(epsilons))
-        return Bound(math.floor(epsilons[best] * 1e4) / 1e4, float(_ORDERS[best]))
+        return math.floor(epsilons.min() * 1e4) / 1e4
 
 
 def _curve_of_all_clients(release: Release) -> np.ndarray:
@@ -171,7 +169,6 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
     if release.mechanism != GAUSSIAN or not isinstance(sampling, FixedSize):
         raise ExperimentError(
             "accountant 'paper' supports only Gaussian noise and cohorts of fixed size",
-            expected="mechanism gaussian, sampler fixed, adjacency replace-one, cohort < clients",
             got=f"{release.mechanism} noise, {sampling}",
             fix="choose the backend autodp or pld",
         )

@@ -75,8 +75,7 @@ class Release(InLedger):
 
 @dataclass(frozen=True)
 class NoisyRound(InLedger):
-    """A sum of clipped updates under noise; with adaptive clipping also a noisy count of the same
-    cohort.
+    """A sum of clipped updates under noise.
 
     Attributes:
         mechanism: the noise, `gaussian` or `laplace`.
@@ -84,7 +83,7 @@ class NoisyRound(InLedger):
         adjacency: definition of neighbouring datasets.
         noise_multiplier: noise scale (standard deviation, or Laplace's b) of the sum / its
             sensitivity in the norm of the clip.
-        count_multiplier: the same for the count released with it; None without a count.
+        count_multiplier: of a noisy count that earlier versions released with it; None now.
         phase: name of the training phase.
     """
 
@@ -164,22 +163,7 @@ class NonPrivate(InLedger):
     kind: Literal["non-private"] = "non-private"
 
 
-@dataclass(frozen=True)
-class Volunteered(InLedger):
-    """A release without noise, computed only from the data of users who agreed to it. It costs
-    nothing for other users; for the volunteers the total epsilon is infinite.
-
-    Attributes:
-        who: description of the clients.
-        phase: name of the training phase.
-    """
-
-    who: str
-    phase: str = TRAINING
-    kind: Literal["volunteered"] = "volunteered"
-
-
-Event = NoisyRound | CorrelatedRounds | CoveredRound | NonPrivate | Volunteered
+Event = NoisyRound | CorrelatedRounds | CoveredRound | NonPrivate
 _RECORDS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 
@@ -205,7 +189,6 @@ def from_record(record: dict[str, Any]) -> Event:
     except (ValueError, TypeError, ArithmeticError, ExperimentError) as error:
         raise RunError(
             "invalid privacy event",
-            expected="a record written by fedrec",
             got=f"{record!r} ({error})",
             fix="restore the ledger from a backup; without it the privacy spent is unknown",
         ) from None
@@ -218,19 +201,6 @@ DEFAULT_BACKEND: BackendName = "pld"
 """Default backend of experiments, baselines, the command line and Python callers."""
 
 
-@dataclass(frozen=True)
-class Bound:
-    """An epsilon and its Rényi order.
-
-    Attributes:
-        epsilon: upper bound, >= 0; infinite when there is none.
-        order: optimal Rényi order; None for other methods.
-    """
-
-    epsilon: float
-    order: float | None = None
-
-
 class Backend(ABC):
     """Computes epsilon for counted releases under one adjacency."""
 
@@ -238,8 +208,8 @@ class Backend(ABC):
     """Description of the method for reports."""
 
     @abstractmethod
-    def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
-        """Smallest epsilon that the method proves for all releases together.
+    def epsilon(self, releases: Mapping[Release, int], delta: float) -> float:
+        """Smallest epsilon >= 0 that the method proves for all releases together; infinite: none.
 
         Args:
             releases: number of times of each; all of one adjacency.

@@ -25,7 +25,7 @@ INTEGER_ORDERS = np.arange(2, 65)
 ORDERS = np.append(INTEGER_ORDERS.astype(np.float64), np.inf)
 
 
-def epsilon_of(curves: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray]:
+def epsilon_of(curves: np.ndarray, delta: float) -> np.ndarray:
     """Turn RDP curves into epsilon.
 
     Args:
@@ -33,14 +33,12 @@ def epsilon_of(curves: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray
         delta: in [0, 1).
 
     Returns:
-        Epsilon `[...]`, >= 0, and its optimal order `[...]`.
+        Epsilon at the best order, `[...]`, >= 0.
     """
     orders = INTEGER_ORDERS
     with np.errstate(divide="ignore"):
         shift = np.log1p(-1 / orders) - (np.log(np.float64(delta)) + np.log(orders)) / (orders - 1)
-    epsilons = np.maximum(curves + np.append(shift, 0.0), 0.0)
-    best = np.argmin(epsilons, axis=-1)
-    return np.take_along_axis(epsilons, best[..., None], -1)[..., 0], ORDERS[best]
+    return np.maximum(curves + np.append(shift, 0.0), 0.0).min(axis=-1)
 
 
 def unsampled(orders: np.ndarray, release: Release) -> np.ndarray:

@@ -10,10 +10,10 @@ Poisson sampling with add-remove.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt
+from pydantic import ConfigDict, PositiveInt
 
 from fedrec.errors import ExperimentError
 
@@ -121,18 +121,20 @@ class Scheduled(InLedger):
         cohort: clients per round, or their largest number: what sums are divided by.
         separation: smallest distance between two rounds of a client, at least 1.
         participations: largest number of rounds of a client; None: no bound but the separation.
-        rate: probability that a client whose turn it is takes part, in (0, 1]. 1: participation may
-            be known, and sampling does not amplify privacy; below 1: independent coin flips, which
-            must be secret.
+        rate: always 1: participation may be known, and sampling does not amplify privacy.
         joining: whether clients may join without another client's coming more often.
     """
 
     cohort: float
     separation: PositiveInt = 1
     participations: PositiveInt | None = None
-    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    rate: float = 1.0
     joining: bool = False
     name: Literal["scheduled"] = "scheduled"
+
+    def __post_init__(self) -> None:
+        if self.rate != 1:
+            raise _wrong_cohort("no sampling rate of scheduled cohorts", self.rate)
 
     def most(self, rounds: int) -> int:
         """Largest number of rounds of a client in a run of `rounds` rounds."""
@@ -163,7 +165,7 @@ def check_proven(sampling: Sampling, adjacency: Adjacency) -> None:
     Raises:
         ExperimentError: Poisson with replace-one, or a fixed size with add-remove.
     """
-    coins = isinstance(sampling, Poisson | Scheduled) and sampling.rate < 1
+    coins = isinstance(sampling, Poisson) and sampling.rate < 1
     fixed = isinstance(sampling, FixedSize) and sampling.rate < 1
     if (coins and adjacency == "replace-one") or (fixed and adjacency == "add-remove"):
         raise ExperimentError(
@@ -190,9 +192,9 @@ def of_sampler(
     (M - k) / H, which is largest, M / H, where k = 0. The cost of a round grows with that
     probability, so that of the rate M / H is an upper bound, whatever the adversary knows of its
     own clients; from M = H on, nothing is gained by sampling. Independent coin flips have the rate
-    q = M / N for an honest client, whoever else is drawn. So q would be exact there; M / H, and in
-    a schedule q N / H, is an upper bound of it. It is used all the same, so that clients that are
-    made up never lower a charge.
+    q = M / N for an honest client, whoever else is drawn. So q would be exact there; M / H is an
+    upper bound of it. It is used all the same, so that clients that are made up never lower a
+    charge.
 
     Args:
         name: name of the sampler.
@@ -213,8 +215,7 @@ def of_sampler(
     """
     honest = max(1, clients - malicious)
     if schedule is not None:
-        rate = min(1.0, schedule.rate * clients / honest) if malicious else schedule.rate
-        return replace(schedule, rate=rate), schedule.cohort
+        return schedule, schedule.cohort
     if name == "full":
         return Full(), float(clients)
     proven = {"fixed-size": "a fixed number of clients", "poisson": "independent coin flips"}

@@ -9,9 +9,7 @@ round is z_t minus parts of the noise of the `bands - 1` rounds before, which is
 remembered.
 
 With z in place of C^-1 z, all rounds together are one Gaussian release of C x, where x are the sums
-of the rounds; `sensitivity` is what a client moves it by. If the cohorts are secret and drawn by
-independent coin flips among the clients whose turn it is, each of a client's rounds is a sampled
-Gaussian release by itself (Choquette-Choo et al. 2023, theorem 4).
+of the rounds; `sensitivity` is what a client moves it by.
 
 Where this differs from the paper: it optimises each entry of the band and normalises the columns;
 C is Toeplitz here (McKenna 2024), with coefficients that need no number of rounds. So a run may
@@ -20,7 +18,6 @@ become longer, and noise of earlier rounds stays right.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,7 +26,7 @@ from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.sampling import Full, Poisson, Sampling, Scheduled, unknown_cost
+from fedrec.privacy.accounting.sampling import Full, Sampling, Scheduled, unknown_cost
 from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.rng import NoiseSource
 
@@ -56,44 +53,23 @@ def inverse(column: np.ndarray, rounds: int) -> np.ndarray:
     return np.asarray(lfilter([1.0], column[:rounds], np.eye(1, rounds)[0]))
 
 
-def has_known_cost(column: np.ndarray, schedule: Scheduled) -> bool:
-    """True if `sensitivity` or `norms` of a column `[bands]` is exact for a schedule.
-
-    Columns of C at least as far apart as C has bands have no row in common, so that they are
-    orthogonal. Where they overlap, the coefficients must not increase, which those of `square_root`
-    do not, and cohorts must not be secret, because amplification is proven for separate rows only.
-    """
-    return schedule.separation >= len(column) or schedule.rate == 1
-
-
 def sensitivity(column: np.ndarray, rounds: int, schedule: Scheduled) -> float:
     """Largest norm by which a client moves C x, if it moves x by at most 1 in each of its rounds.
 
     It is that of a client of the first round that comes again as soon and as often as it may:
     shown by Choquette-Choo et al. 2023 (theorem 2) for bands that do not overlap, and by Kalinin
-    and Lampert 2024 (theorem 2) for coefficients that do not increase.
+    and Lampert 2024 (theorem 2) for coefficients that do not increase, as those of `square_root`.
 
     Args:
         column: C's first coefficients, `[bands]`.
         rounds: number of rounds T.
-        schedule: bound on a client's rounds, see `has_known_cost`.
+        schedule: bound on a client's rounds.
     """
     moved = np.zeros(rounds)
-    for first in _first_rounds(rounds, schedule):
+    for first in np.arange(schedule.most(rounds)) * schedule.separation:
         visible = column[: rounds - first]
         moved[first : first + len(visible)] += visible
     return float(np.linalg.norm(moved))
-
-
-def norms(column: np.ndarray, rounds: int, schedule: Scheduled) -> np.ndarray:
-    """Norms of the columns of a client's rounds, `float64 [participations]`; the last ones are cut
-    off by the end of the run. `schedule` is that of separate bands."""
-    left = np.minimum(rounds - _first_rounds(rounds, schedule), len(column))
-    return np.sqrt(np.cumsum(np.square(column)))[left - 1]
-
-
-def _first_rounds(rounds: int, schedule: Scheduled) -> np.ndarray:
-    return np.arange(schedule.most(rounds)) * schedule.separation
 
 
 class BandedConfig(Config):
@@ -130,13 +106,12 @@ class Banded(Mechanism):
         return inverse(self.column, rounds)
 
     def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
-        """One Gaussian release; with secret cohorts, one for each of a client's rounds.
+        """One Gaussian release.
 
         Raises:
-            ExperimentError: there are more than a million rounds, or a client's rounds are neither
-                far enough apart nor known.
+            ExperimentError: there are more than a million rounds, or no bound on a client's rounds.
         """
-        from fedrec.privacy.accounting.losses import dp_event, of_rounds  # imports dp-accounting
+        from dp_accounting import dp_event  # importing it is slow
 
         if rounds > _MOST_ROUNDS:
             raise ExperimentError(
@@ -146,24 +121,14 @@ class Banded(Mechanism):
                 fix="set fewer rounds, or another mechanism",
             )
         schedule = Scheduled(1.0) if isinstance(sampling, Full) else sampling
-        if not isinstance(schedule, Scheduled) or not has_known_cost(self.column, schedule):
+        if not isinstance(schedule, Scheduled):
             raise unknown_cost(
-                f"a sampler that separates a client's rounds by {self.config.bands}, such as"
-                f" 'min-separation' with separation = {self.config.bands}; with known cohorts any"
-                " separation, or 'full'",
+                "a sampler that separates a client's rounds, such as 'min-separation' with"
+                f" separation = {self.config.bands}, or 'full'",
                 sampling,
             )
-        if schedule.rate == 1:
-            moved = sensitivity(self.column, rounds, schedule)
-            return dp_event.GaussianDpEvent(noise_multiplier / moved)
-        return dp_event.ComposedDpEvent(
-            [
-                of_rounds(
-                    dp_event.GaussianDpEvent(noise_multiplier / norm), count, Poisson(schedule.rate)
-                )
-                for norm, count in Counter(norms(self.column, rounds, schedule).tolist()).items()
-            ]
-        )
+        moved = sensitivity(self.column, rounds, schedule)
+        return dp_event.GaussianDpEvent(noise_multiplier / moved)
 
     def draw(
         self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int

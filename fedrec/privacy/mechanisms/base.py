@@ -120,10 +120,8 @@ class Mechanism(ABC):
         """
         if not 0 <= scale < float("inf") or not address:
             raise ExperimentError(
-                "invalid noise",
-                expected="a finite scale >= 0, and the address of a round",
-                got=f"scale {scale}, address {address}",
-                fix="give both; a scale of 0 adds no noise",
+                f"invalid noise of scale {scale} with the address {address}",
+                fix="give a finite scale >= 0, and the address of a round",
             )
         memory = {} if memory is None else memory
         noisy = {}
@@ -132,7 +130,6 @@ class Mechanism(ABC):
             if not np.isfinite(exact).all():
                 raise ExperimentError(
                     f"{name!r} contains NaN or infinity",
-                    expected="sums of clipped updates",
                     fix="clip updates before they are added",
                 )
             if scale:
@@ -191,9 +188,8 @@ def _made(text: str) -> Mechanism:
     if not isinstance(name, str):
         raise ExperimentError(
             f"missing key '{MECHANISM.key}.name'",
-            expected="the name of a mechanism (fedrec list mechanism)",
             got=repr(name),
-            fix="{ name = 'gaussian' }",
+            fix="{ name = 'gaussian' }, or another of `fedrec list mechanism`",
         )
     mechanism = resolve(MECHANISM, name)
     return mechanism(mechanism.Config.parse(settings, at=MECHANISM.key), name)

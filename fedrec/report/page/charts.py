@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,17 +61,8 @@ def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
         shown = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
         drawn.append((line.label, [(xs.at(line.xs[n]), ys.at(line.ys[n])) for n in shown]))
     ends = [f"{line.label}: from {line.ys[0]:.4g} to {line.ys[-1]:.4g}" for line in lines]
-    return rendered(
-        "chart.html.j2",
-        title=title,
-        summary="; ".join(ends),
-        x_label=x_label,
-        y_label=y_label,
-        xs=xs,
-        ys=ys,
-        lines=drawn,
-        bars=[],
-    )
+    axes = {"title": title, "x_label": x_label, "y_label": y_label, "xs": xs, "ys": ys}
+    return rendered("chart.html.j2", **axes, summary="; ".join(ends), lines=drawn, bars=[])
 
 
 def histogram(
@@ -92,18 +84,8 @@ def histogram(
         f"{len(values)} users; mean {values.mean():.4f}, median {np.median(values):.4f},"
         f" {np.mean(values == 0):.0%} at zero"
     )
-    return rendered(
-        "chart.html.j2",
-        title=title,
-        summary=summary,
-        x_label=x_label,
-        y_label="users",
-        xs=xs,
-        ys=ys,
-        lines=[],
-        bars=bars,
-        colour=colour,
-    )
+    axes = {"title": title, "x_label": x_label, "y_label": "users", "xs": xs, "ys": ys}
+    return rendered("chart.html.j2", **axes, summary=summary, lines=[], bars=bars, colour=colour)
 
 
 @dataclass(frozen=True)
@@ -218,10 +200,27 @@ def rendered(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("fedrec.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"seconds": _seconds, "bytes": _bytes, "quoted": shlex.quote}
+    return environment
+
+
+def _seconds(value: float | None) -> str:
+    """Format a time; a dash if it was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+
+
+def _bytes(value: float | None, unit: int = 1) -> str:
+    """Format a number of bytes, or of units, with three digits; a dash if it was not measured."""
+    if value is None:
+        return "-"
+    power = sum(value * unit >= 1000**step for step in (1, 2, 3))
+    return f"{value * unit / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"

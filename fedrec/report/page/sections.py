@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -34,7 +33,6 @@ from fedrec.report.page.charts import (
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import Run, epsilon_of, is_private, named, system_rows
 from fedrec.report.summary import answer_line, early_stopping_line, interruption_line, summary_notes
-from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json
 
@@ -75,35 +73,6 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
     for line in summary_notes(result):
         text = label + line.removeprefix(name) if line.startswith(name) else line
         yield Note(text, warning=True)
-
-
-def what(runs: Sequence[Run]) -> PageTable:
-    """Table of the systems and their data."""
-    heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
-    rows = []
-    for run in runs:
-        experiment = run.result.experiment
-        data = str(experiment.dataset.options.get("path") or experiment.dataset.name)
-        cells = (
-            experiment.title or "-",
-            data.rsplit("/", 1)[-1],
-            experiment.split.name,
-            experiment.model.name if experiment.federated else "-",
-            experiment.strategy.name if experiment.federated else "centralised alone",
-            Cell(_rounds(run.result)),
-            Cell(str(experiment.seed)),
-            Cell(f"{len(run.result.users):,} ({experiment.evaluation.held_out})"),
-        )
-        rows.append(Row(run.name, cells, federated=experiment.federated))
-    return PageTable("Each run", heads, tuple(rows))
-
-
-def _rounds(result: Result) -> str:
-    """Number of rounds, with the best one after early stopping, or the planned number if training
-    ended earlier."""
-    if result.early_stopping:
-        return f"{len(result.rounds)} (best: {result.best_round})"
-    return result.rounds_in_words.rpartition(" ")[0]
 
 
 def results_table(run: Run) -> PageTable:
@@ -157,12 +126,9 @@ def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
             if name not in of_users and name.partition("@")[2] in ("", length)
             if not name.endswith("epsilon")
         ]
+        federated = marked(run.result.experiment)
         rows = tuple(
-            Row(
-                name,
-                tuple(metric_cell(row.get(column, np.nan)) for column in columns),
-                federated=name == marked(run.result.experiment),
-            )
+            Row(name, tuple(_metric_cells(row, columns)), name == federated)
             for name, row in systems.items()
         )
         caption = f"{run.label}: the lists of all users together"
@@ -273,15 +239,19 @@ def central_groups(runs: Sequence[Run]) -> list[PageTable]:
 def _groups_table(caption: str, means: pd.DataFrame) -> PageTable:
     columns = _shown({"": means.drop(columns="count")})
     rows = [
-        Row(name, (Cell(str(int(row["count"]))), *(metric_cell(row[c]) for c in columns)))
+        Row(name, (Cell(str(int(row["count"]))), *_metric_cells(row, columns)))
         for name, row in sorted(_records(means), key=lambda record: "=" in record[0])
         if row["count"]
     ]
     rows += [
-        Row(f"gap by {name}", ("", *(metric_cell(row[c]) for c in columns)))
+        Row(f"gap by {name}", ("", *_metric_cells(row, columns)))
         for name, row in _records(group_gaps(means).dropna(how="all"))
     ]
     return PageTable(caption, ("group", "users", *columns), tuple(rows))
+
+
+def _metric_cells(values: Mapping[str, float], columns: Iterable[str]) -> list[Cell]:
+    return [metric_cell(values.get(column, np.nan)) for column in columns]
 
 
 def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
@@ -320,35 +290,31 @@ _FACTS = {
 
 
 def privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Privacy of each run: `name`; `facts` by name; `lines` on meaning and limits; `chart` of
-    epsilon by round, SVG or empty; whether the noise is `simulated`."""
-    return [_card(run.label, run.result) for run in runs]
-
-
-def _card(name: str, result: Result) -> dict[str, Any]:
-    privacy = result.experiment.privacy
-    rounds = result.rounds
-    chart = ""
-    if privacy is None:
-        facts = {
-            "epsilon": "∞: no differential privacy; the model may reveal anything about a user"
+    """Privacy of each run: the `run`, `facts` by name, and a `chart` of epsilon by round, SVG or
+    empty."""
+    return [
+        {
+            "run": run,
+            "facts": _facts(run) | _attacks(run.result),
+            "chart": _epsilon_chart(run.result.rounds),
         }
-    else:
-        facts = _facts(privacy, RunFolder(result.folder).summary().get("privacy", {}))
-        if "epsilon" in rounds and len(rounds) > 1:
-            line = Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
-            title = "Epsilon spent by round"
-            chart = line_chart([line], title=title, x_label="round", y_label="epsilon")
-    return {
-        "name": name,
-        "facts": facts | _attacks(result),
-        "lines": result.privacy,
-        "chart": chart,
-        "simulated": privacy is not None and privacy.mode == "reproducible",
-    }
+        for run in runs
+    ]
 
 
-def _facts(privacy: PrivacyConfig, spent: Mapping[str, Any]) -> dict[str, str]:
+def _epsilon_chart(rounds: pd.DataFrame) -> str:
+    if "epsilon" not in rounds or len(rounds) < 2:
+        return ""
+    line = Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
+    title = "Epsilon spent by round"
+    return line_chart([line], title=title, x_label="round", y_label="epsilon")
+
+
+def _facts(run: Run) -> dict[str, str]:
+    privacy = run.result.experiment.privacy
+    if privacy is None:
+        return {"epsilon": "∞: no differential privacy; the model may reveal anything about a user"}
+    spent = run.folder.summary().get("privacy", {})
     epsilons = {
         key.removeprefix("epsilon of "): _number(value)
         for key, value in spent.items()
@@ -370,16 +336,13 @@ def _facts(privacy: PrivacyConfig, spent: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _clip_norms(privacy: PrivacyConfig, phases: Iterable[str]) -> dict[str, str]:
-    """Clip norm of each phase; with adaptive clipping the initial one."""
-    moves = " initially (adaptive)" if privacy.adaptive_clip else ""
+    """Clip norm of each phase."""
     norms = {
-        f"clip norm of phase {phase}": f"{privacy.in_phase(phase).clip_norm:g}{moves}"
-        for phase in phases
-        if privacy.covers(phase)
+        f"clip norm of phase {phase}": f"{privacy.in_phase(phase).clip_norm:g}" for phase in phases
     }
     if len(set(norms.values())) > 1:
         return norms
-    return {"clip norm": next(iter(norms.values()), f"{privacy.clip_norm:g}{moves}")}
+    return {"clip norm": next(iter(norms.values()), f"{privacy.clip_norm:g}")}
 
 
 def _attacks(result: Result) -> dict[str, str]:
@@ -404,66 +367,6 @@ def _number(value: object) -> str:
     if isinstance(value, float | int):
         return f"{value:.4g}"
     return "∞" if value == "inf" else "-"
-
-
-_COSTS = ("run", "training", "evaluation", "baselines", "model", "down", "up", "peak memory")
-
-
-def cost_table(runs: Sequence[Run]) -> PageTable:
-    """Table of seconds, bytes and memory of each run; a dash if not measured."""
-    caption = (
-        "Times on this machine; down, up: bytes that all devices receive and send in training, with"
-        " one client per device; zero rows and half of symmetric products are not sent"
-    )
-    return PageTable(caption, _COSTS, tuple(_costs(run) for run in runs))
-
-
-def _costs(run: Run) -> Row:
-    folder = RunFolder(run.result.folder)
-    summary = folder.summary()
-    seconds = summary.get("seconds", {})
-    cost = summary.get("cost", {})
-    baselines = [folder.read_baseline(label) or {} for label in run.result.baselines]
-    fitted = [sum(baseline.get("seconds", {}).values()) for baseline in baselines]
-    times = [seconds.get("training"), seconds.get("evaluation"), sum(fitted) if fitted else None]
-    memory = cost.get("peak-memory-mib")
-    sizes = [cost.get(key) for key in ("parameter-bytes", "bytes-down", "bytes-up")]
-    sizes.append(None if memory is None else memory * 2**20)
-    texts = [
-        *("-" if time is None else _time_text(time) for time in times),
-        *("-" if size is None else byte_text(size) for size in sizes),
-    ]
-    return Row(run.label, tuple(map(Cell, texts)), federated=run.result.experiment.federated)
-
-
-def reproductions(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Data for reproducing each run: its `name`, the `file` and `toml` of its experiment, when it
-    was `created`, and its `machine`."""
-    folders = [RunFolder(run.result.folder) for run in runs]
-    return [
-        {
-            "name": run.label,
-            "file": shlex.quote(str(folder.path / "experiment.toml")),
-            "toml": run.result.experiment.toml(),
-            "created": folder.about.get("created", ""),
-            "machine": {"packages": {}, "python": None, "processor": None, "cores": None}
-            | folder.environment,
-        }
-        for run, folder in zip(runs, folders, strict=True)
-    ]
-
-
-def _time_text(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-def byte_text(value: float) -> str:
-    """Format a number of bytes with three digits and a unit."""
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
 
 
 # Self-contained HTML page about runs: no scripts, network or other files.
@@ -504,7 +407,7 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "version": fedrec.__version__,
         "answers": answers(runs),
         "notes": notes(runs),
-        "what": what(runs),
+        "runs": runs,
         "results": [results_table(run) for run in runs],
         "lists": lists_tables(runs),
         "tests": tests_table(results),
@@ -513,8 +416,6 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "groups": groups(runs),
         "central_groups": central_groups(runs),
         "privacy": privacy_cards(runs),
-        "cost": cost_table(runs),
-        "repeat": reproductions(runs),
     }
     return rendered(
         "page.html.j2", page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS

@@ -19,7 +19,7 @@ from scipy.stats import norm
 
 from clients.app import app, ended_after, seconds_left
 from clients.device.node import check_parameters
-from clients.device.policy import train_differences
+from clients.device.policy import train_difference
 from clients.node import Node
 from clients.round import train_clients
 from clients.steps.descent import Update, as_block
@@ -40,7 +40,7 @@ from fedrec.runtime.process import Fork
 from server.privacy.phase_plans import PhasePlans
 from tests.clients.device.test_device_node import cut, own
 from tests.clients.device.test_policy import LOCAL, local, victim  # noqa: F401  (a fixture)
-from tests.server.test_secure_sums import Federation
+from tests.server.conftest import Federation
 
 # The protection that a node requires, against the server's plan and the analytic Gaussian
 # mechanism, also for nested strategies.
@@ -63,7 +63,7 @@ def refused(experiment, phase, protection):
     """Whether a node that takes part in the experiment refuses an order of a phase."""
     number = experiment.rounds if phase.last is None else phase.last
     order = TrainOrder(number, np.arange(3), step=dict(phase.step), protection=protection)
-    return any(train_differences(experiment, phases_of(experiment), order, NAMES))
+    return train_difference(experiment, phases_of(experiment), order, NAMES) is not None
 
 
 @pytest.mark.parametrize(
@@ -341,10 +341,6 @@ def with_row(value):
     return {**THETA, "table": table}
 
 
-def test_the_experiments_own_parameters_are_accepted():
-    check_parameters(THETA, SHAPES)
-
-
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -359,19 +355,9 @@ def test_the_experiments_own_parameters_are_accepted():
     ],
 )
 def test_all_others_are_refused(hostile):
+    check_parameters(THETA, SHAPES)
     with pytest.raises(RefusalError, match="invalid parameters in an order"):
         check_parameters(hostile, SHAPES)
-
-
-def test_a_node_refuses_them_whether_or_not_its_clients_use_the_row(load_tiny, tmp_path):
-    experiment = load_tiny()
-    cut(experiment, [tmp_path])
-    node = own(experiment, tmp_path)
-    theta = {name: value.numpy().copy() for name, value in node.initial().items()}
-    node.check(TrainOrder(1, None), theta)
-    theta[next(iter(theta))][-1] = np.nan
-    with pytest.raises(RefusalError, match="invalid parameters in an order"):
-        node.check(TrainOrder(1, None), theta)
 
 
 @pytest.mark.parametrize("path", ["kernel", "blocks", "reference"])
@@ -398,6 +384,27 @@ def test_clients_whose_training_diverges_send_their_noise_alone(load_tiny, path,
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.fixture
+def real_node(load_tiny, tmp_path):
+    """Makes a node with all users of an experiment; returns it and the initial parameters."""
+
+    def make(*overrides):
+        experiment = load_tiny(*overrides)
+        cut(experiment, [tmp_path])
+        node = own(experiment, tmp_path, partition=0, numbers=True)
+        return node, {name: start.numpy().copy() for name, start in node.initial().items()}
+
+    return make
+
+
+def test_a_node_refuses_them_whether_or_not_its_clients_use_the_row(real_node):
+    node, theta = real_node()
+    node.check(TrainOrder(1, None), theta)
+    theta[next(iter(theta))][-1] = np.nan
+    with pytest.raises(RefusalError, match="invalid parameters in an order"):
+        node.check(TrainOrder(1, None), theta)
+
+
 def failing(monkeypatch, step, client):
     """Makes the work of a client fail; returns the clients that were worked on, in order."""
     worked = []
@@ -420,14 +427,11 @@ def failing(monkeypatch, step, client):
 @pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_a_client_whose_training_fails_counts_as_zero_on_a_real_node(
-    load_tiny, tmp_path, monkeypatch, path, noise
+    real_node, monkeypatch, path, noise
 ):
     """Under protection; the server sees neither an error nor a smaller count, nor a second training
     in the duration."""
-    experiment = load_tiny(f"engine.path={path}")
-    cut(experiment, [tmp_path])
-    node = own(experiment, tmp_path, partition=0, numbers=True)
-    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    node, theta = real_node(f"engine.path={path}")
     clients = node.training[:4]
     worked = failing(monkeypatch, Sgd, clients[2])
     protection = Protection(0.5, 2, tuple(theta), noise_scale=noise)
@@ -441,13 +445,10 @@ def test_a_client_whose_training_fails_counts_as_zero_on_a_real_node(
 
 @pytest.mark.parametrize("path", ["auto", "blocks", "reference"])
 def test_a_client_that_diverges_in_a_masked_sum_counts_as_zero_on_a_real_node(
-    load_tiny, tmp_path, monkeypatch, caplog, path
+    real_node, caplog, path
 ):
     """Otherwise the sum could not be encoded, and all clients of the node would be missing."""
-    experiment = load_tiny(f"engine.path={path}")
-    cut(experiment, [tmp_path])
-    node = own(experiment, tmp_path, partition=0, numbers=True)
-    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    node, theta = real_node(f"engine.path={path}")
     features = node.population.client(int(node.training[2])).features
     rows = [name for name in theta if name.startswith("user")]
     for name, codes in zip(rows, features, strict=True):
@@ -458,12 +459,9 @@ def test_a_client_that_diverges_in_a_masked_sum_counts_as_zero_on_a_real_node(
     assert all(np.isfinite(dense_change(answer.total[n], theta[n])).all() for n in theta)
 
 
-def test_a_block_that_fails_is_not_trained_again_on_a_real_node(load_tiny, tmp_path, monkeypatch):
+def test_a_block_that_fails_is_not_trained_again_on_a_real_node(real_node, monkeypatch):
     """Its clients are trained alone, so it is known which one fails."""
-    experiment = load_tiny("engine.path=blocks")
-    cut(experiment, [tmp_path])
-    node = own(experiment, tmp_path, partition=0, numbers=True)
-    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    node, theta = real_node("engine.path=blocks")
     clients = node.training[:4]
     blocks = []
 
@@ -480,21 +478,18 @@ def test_a_block_that_fails_is_not_trained_again_on_a_real_node(load_tiny, tmp_p
 
 @pytest.mark.parametrize("path", ["auto", "reference"])
 def test_a_client_that_fails_in_a_step_with_own_noise_sends_the_noise_alone(
-    load_tiny, tmp_path, monkeypatch, path
+    real_node, monkeypatch, path
 ):
     """The node answers, and all clients are in the sum."""
     vae = ("model.name=vae", "step.name=dpvae", "step.noise=secure", "step.budgets=equal")
-    experiment = load_tiny(*vae, f"engine.path={path}")
-    cut(experiment, [tmp_path])
-    node = own(experiment, tmp_path, partition=0, numbers=True)
-    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    node, theta = real_node(*vae, f"engine.path={path}")
     clients = node.training[:4]
     worked = failing(monkeypatch, DpVae, clients[2])
     every = train_clients(node, theta, TrainOrder(1, clients, "uniform"))
     one = train_clients(node, theta, TrainOrder(2, clients[2:3], "uniform"))
     assert worked == [*clients.tolist(), clients[2]]
     assert (every.clients, every.examples, one.clients, one.examples) == (4, 4, 1, 1)
-    config = node.step(experiment.step).config
+    config = node.step(node.experiment.step).config
     std = config.noise_multiplier(0) * config.clip_norm * config.learning_rate
     noise = np.concatenate([dense_change(one.total[n], v).ravel() for n, v in theta.items()])
     assert 0.8 * std < noise.std() < 1.2 * std

@@ -22,7 +22,6 @@ from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import Evaluated
-from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.privacy.protection import Protection
@@ -170,7 +169,7 @@ def test_splits_read_no_folder_of_the_node(victim, secret, folder):
 def test_steps_within_a_strategy_read_no_file(victim, secret):
     node = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")
     inner = {"name": "dpvae", "priors": {"source": f"glove:{secret}/words"}}
-    strategy = {"name": "two-stage", "stage-one": {"rounds": 1, "clients": "all", "step": inner}}
+    strategy = {"name": "two-stage", "stage-one": {"rounds": 1, "step": inner}}
     refused(lambda: node.theta(changes={"strategy": strategy}), "names a file")
 
 
@@ -264,7 +263,6 @@ def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
         {"clip": 5.0, "scale": 10.0},
         {"order": 1},
         {"mechanism": "laplace"},
-        {"counted": True},
     ],
 )
 def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, weaker):
@@ -454,7 +452,7 @@ SECTIONS = {
     "stage": {
         "strategy": {
             "name": "two-stage",
-            "stage-one": {"rounds": 1, "clients": "all", "step": {"name": "{}"}},
+            "stage-one": {"rounds": 1, "step": {"name": "{}"}},
         }
     },
 }
@@ -547,32 +545,21 @@ def node_evaluated(node):
     return unpack_presence(node.ask("query.hello")).evaluated[0]
 
 
-def test_phases_for_volunteers_take_an_owner_who_volunteered(victim):
-    stage = {"rounds": 1, "clients": "opted-in", "share": 0.5, "step": {"name": "sgd", "epochs": 1}}
-    changes = {
-        "strategy": load(
-            {**victim().settings, "strategy": {"name": "two-stage", "stage-one": stage}}
-        ).table()["strategy"]
-    }
-    refused(lambda: victim().theta(changes=changes), "opted-in")
-    public = json.loads(json.dumps(changes).replace('"opted-in"', '"public"'))
-    refused(lambda: victim().theta(changes=public), "opted-in")
-    assert victim(**{"opted-in": True}).theta(changes=changes)
-
-
-def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim):
-    stage = '{rounds=1, clients="all", step={name="sgd", epochs=1, learning-rate=0.7}}'
+def test_a_phase_is_not_asked_for_in_the_rounds_of_another(victim):
+    stage = '{rounds=1, step={name="sgd", epochs=1, learning-rate=0.7}}'
     node = victim(
         "strategy.name=two-stage",
         f"strategy.stage-one={stage}",
-        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", private-phases=["main"]}',
+        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local"}',
         "sampler.name=full",
     )
     first = node.settings["strategy"]["stage-one"]["step"]
     names = tuple(node.theta())
-    assert node.train(TrainOrder(1, np.arange(24), step=first)).clients > 0
-    assert node.train(node.order(2, protection=local(names=names))).clients > 0
-    refused(lambda: node.train(TrainOrder(2, np.arange(24), step=first)), "got: step:")
+    noisy = local(names=names)
+    assert node.train(TrainOrder(1, np.arange(24), step=first, protection=noisy)).clients > 0
+    assert node.train(node.order(2, protection=noisy)).clients > 0
+    again = TrainOrder(2, np.arange(24), step=first, protection=noisy)
+    refused(lambda: node.train(again), "got: step:")
     refused(lambda: node.train(node.order(2)), "got: protection:")
     refused(lambda: node.train(node.order(1)), "got: step:")
 

@@ -61,15 +61,6 @@ def test_without_a_signal_the_attacker_is_at_chance(share):
     assert found.chance == 0.5
 
 
-@pytest.mark.slow
-def test_the_attacker_finds_what_no_linear_one_can():
-    random = np.random.default_rng(2)
-    table = random.standard_normal((1500, 6)).astype(np.float32)
-    labels = (table[:, 0] * table[:, 1] > 0).astype(np.int64)
-    found = infer_attribute(table, labels, scaling="columns")
-    assert found.balanced_accuracy.value > 0.85
-
-
 def test_several_classes():
     random = np.random.default_rng(4)
     labels = np.arange(600) % 3
@@ -188,17 +179,6 @@ def test_the_interval_of_the_area_is_that_of_all_pairs(attacked):
     assert (area.high - area.low) / 2 == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-6)
 
 
-@pytest.mark.slow
-def test_an_interval_of_the_area_has_about_its_coverage():
-    random = np.random.default_rng(0)
-    truth, covered = stats.norm.cdf(1 / math.sqrt(2)), 0
-    for _ in range(400):
-        scores = np.concatenate([random.normal(1, 1, 60), random.normal(0, 1, 60)])
-        area = measure(scores, np.arange(120) < 60, threshold=0.5).auc
-        covered += area.low <= truth <= area.high
-    assert 0.91 < covered / 400 < 0.98
-
-
 def test_perfect_and_useless_attacks():
     member = np.arange(200) < 100
     perfect = measure(member.astype(float), member, threshold=0.5)
@@ -211,24 +191,8 @@ def test_perfect_and_useless_attacks():
     )
 
 
-def test_if_all_false_alarms_are_allowed_all_members_are_found():
-    member = np.array([True, False, True, False])
-    assert (
-        measure(
-            np.array([0.1, 0.9, 0.2, 0.8]), member, threshold=0.5, wanted=1.0
-        ).members_found.value
-        == 1.0
-    )
-
-
 @pytest.mark.parametrize(
-    ("scores", "member"),
-    [
-        ([1.0, 2.0], [True, True]),
-        ([1.0, np.nan], [True, False]),
-        ([1.0], [True, False]),
-        ([[1.0, 2.0]], [[True, False]]),
-    ],
+    ("scores", "member"), [([1.0, 2.0], [True, True]), ([1.0, np.nan], [True, False])]
 )
 def test_wrong_input_is_refused(scores, member):
     with pytest.raises(ValueError, match="users of both kinds"):

@@ -39,13 +39,7 @@ def test_known_values():
 
 def settings(epsilon):
     return DpsgdPnbmConfig(
-        epsilon=epsilon,
-        iterations=1,
-        start="constant",
-        rescale=0.05,
-        learning_rate=0.1,
-        floor=10.0,
-        minimum_ratings=20,
+        epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1, floor=10.0
     )
 
 
@@ -70,15 +64,7 @@ def test_a_mechanism_that_holds_is_not_accused():
         for one in (first, second)
     ]
     assert lower_bound(*called, 4000).epsilon <= 1.0
-    single = [
-        sum(
-            laplace_score(one + random.laplace(0, 1, 1), np.zeros(1), np.ones(1), 1.0) > 0
-            for _ in range(4000)
-        )
-        for one in (np.zeros(1), np.ones(1))
-    ]
-    # right with chance .697, wrong with .303: ln of that is .83
-    assert 0.6 < lower_bound(*single, 4000).epsilon <= 1.0
+    assert 0.75 < lower_bound(2788, 1212, 4000).epsilon < 0.83  # ln(.697 / .303) is .833
 
 
 @pytest.mark.parametrize("change", [{"epsilon": None}, {"iterations": 2}, {"start": "uniform"}])
@@ -114,12 +100,6 @@ def test_no_more_than_chance_is_no_bound():
     assert one_run_epsilon(100, 100, 50, 1e-5) == one_run_epsilon(100, 50, 0, 1e-5) == 0.0
     signs = np.repeat([-1, 1], 50)
     assert one_run_bound(np.zeros(100), signs, 1e-5).epsilon == 0.0
-
-
-@pytest.mark.parametrize("bad", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
-def test_wrong_counts_are_refused(bad):
-    with pytest.raises(ValueError, match="correct <= guesses <= canaries"):
-        one_run_epsilon(*bad, 1e-5)
 
 
 def test_it_holds_for_randomised_response_and_is_not_far_below():
@@ -235,15 +215,6 @@ def test_each_broken_server_is_found(variant, seed):
     assert variant == "same seed" or std.measured / NOISE == pytest.approx(share, abs=0.01)
 
 
-def test_reasons_name_the_run_and_the_numbers():
-    found = audit([Audited(server("right", 1), CLAIM), Audited(server("no clip", 0), CLAIM, run=2)])
-    assert found.verdict == "FAIL" and found.table()["verdict"] == "FAIL"
-    reasons = found.reasons()
-    assert all(reason.startswith("run 2: ") for reason in reasons)
-    assert any("GDP lower bound" in reason and "7.800" in reason for reason in reasons)
-    assert any("no clip" in reason for reason in reasons)
-
-
 @pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "FAIL"), (3.9, "WARN"), (7.8, "PASS")])
 def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
     claim = dataclasses.replace(CLAIM, epsilon=epsilon)
@@ -288,16 +259,7 @@ def claimed(bands=BANDS):
     moved = math.sqrt(sum(np.square(c[:, first]).sum() for first in range(0, T, APART)))
     mixing = tuple(np.linalg.inv(c)[:, 0].tolist())
     epsilon = gdp_epsilon(moved / Z, 1e-5)
-    return PrivacyClaim(
-        CLIP,
-        COHORT,
-        Z_NOISE,
-        1.0,
-        T,
-        1e-5,
-        epsilon,
-        mixing,
-    )
+    return PrivacyClaim(CLIP, COHORT, Z_NOISE, 1.0, T, 1e-5, epsilon, mixing)
 
 
 def server_of_correlated_noise(variant, seed):
@@ -306,11 +268,7 @@ def server_of_correlated_noise(variant, seed):
     apart = 2 if variant == "separation" else APART
     turns = random.integers(apart, size=CANARIES)
     taking_part = np.arange(T)[:, None] % apart == turns
-    white = random.normal(
-        0,
-        Z_NOISE / (2 if variant == "half the noise" else 1),
-        (T, CANARIES),
-    )
+    white = random.normal(0, Z_NOISE / (2 if variant == "half the noise" else 1), (T, CANARIES))
     c = lower({"narrow band": 2, "not correlated": 1}.get(variant, BANDS))
     if variant == "state lost":  # the run is resumed after half of its rounds
         c[T // 2 :, : T // 2] = 0
@@ -358,12 +316,3 @@ def test_independent_noise_is_not_mistaken_for_correlated():
     claim = dataclasses.replace(claimed(), mixing=None)
     failed = {one.name for one in found("right", 0, claim).checks if not one.passed}
     assert "noise-correlation" in failed
-
-
-def test_one_claimed_band_is_independent_noise():
-    claim = claimed(1)
-    assert found("not correlated", 0, claim).verdict in ("PASS", "WARN")
-    whitened = server_of_correlated_noise("not correlated", 0).whitened(claim.mixing)
-    assert np.array_equal(
-        whitened.released, server_of_correlated_noise("not correlated", 0).released
-    )

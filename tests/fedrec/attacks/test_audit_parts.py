@@ -170,23 +170,6 @@ def test_the_claim_in_other_words():
     assert PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
 
 
-@pytest.mark.parametrize(
-    "change", [{"clip": 0.0}, {"noise_std": -1.0}, {"sampling_rate": 1.5}, {"delta": 0.0}]
-)
-def test_a_wrong_claim_is_refused(change):
-    parts = {
-        "clip": 1,
-        "denominator": 1,
-        "noise_std": 1,
-        "sampling_rate": 1,
-        "rounds": 1,
-        "delta": 0.1,
-        "epsilon": 1,
-    }
-    with pytest.raises(ExperimentError, match="audited claim"):
-        PrivacyClaim(**{**parts, **change})
-
-
 def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
     run = seen(canaries=400)
     score = final_scores(run, CLAIM)
@@ -225,11 +208,6 @@ def test_the_estimate_is_right_on_average_and_its_interval_has_its_coverage():
         )
     assert np.mean([estimate.epsilon for estimate in found]) == pytest.approx(truth, rel=0.03)
     assert np.mean([estimate.low <= truth <= estimate.high for estimate in found]) >= 0.85
-
-
-def test_an_estimate_needs_canaries_of_both_signs():
-    with pytest.raises(ValueError, match="two canaries of each sign"):
-        estimate_epsilon(np.arange(3.0), np.array([1, 1, -1]), 1e-5)
 
 
 def test_without_noise_the_estimate_is_infinite():
@@ -277,15 +255,6 @@ def test_noise_is_checked_where_no_canary_is_ever_absent():
     assert [c.name for c in all_checks(repeated, CLAIM, 0.001) if not c.passed] == [
         "noise-correlation"
     ]
-
-
-def test_checks_under_full_participation_reject_correct_claims_rarely_enough():
-    runs = [
-        {c.name: c.probability for c in all_checks(everybody(seed=n), CLAIM, 0.05)}
-        for n in range(200)
-    ]
-    for name in ("noise-std", "noise-correlation", "reach"):
-        assert sum(run[name] < 0.05 for run in runs) <= 20
 
 
 def test_a_canary_that_reaches_too_far_is_found():
@@ -357,14 +326,6 @@ def test_two_rounds_with_the_same_noise_are_found():
     assert not check.passed and check.measured == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    ("released", "taking_part", "signs"),
-    [
-        (np.zeros((2, 3)), np.zeros((2, 4), bool), np.array([1, -1, 1])),
-        (np.zeros((2, 2)), np.zeros((2, 2), bool), np.array([1, 1])),
-        (np.full((2, 2), np.nan), np.zeros((2, 2), bool), np.array([1, -1])),
-    ],
-)
-def test_wrong_observations_are_refused(released, taking_part, signs):
-    with pytest.raises(ValueError, match="Expected"):
-        Observations(released, taking_part, signs)
+def test_releases_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="finite"):
+        Observations(np.full((2, 2), np.nan), np.zeros((2, 2), bool), np.array([1, -1]))

@@ -53,13 +53,12 @@ def test_every_kind_of_model_finds_each_users_own_half(name, taste):
     assert (torch.cat(own) > torch.cat(other)).float().mean() > 0.9
 
 
-def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste):
+def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
     """One step of Adam on every liked pair and one drawn item each, written down for the loss of a
     logit p_u . q_i + b_u + b_i + b."""
-    made = fitted(
-        taste, {"name": "mf", "factors": 3}, epochs=1, batch_size=10_000,
-        learning_rate=0.5, negatives=1, regularisation=0.1,
-    )  # fmt: skip
+    monkeypatch.setattr("fedrec.baselines.training.NEGATIVES", 1)
+    steps = {"epochs": 1, "batch_size": 10_000, "learning_rate": 0.5, "regularisation": 0.1}
+    made = fitted(taste, {"name": "mf", "factors": 3}, **steps)
     drawn = made.model.initial(torch_stream(0, "baseline-central"))
     values = {name: value.clone() for name, value in drawn.items()}
     for name in ("user.factors", "user.bias"):
@@ -170,7 +169,7 @@ def dense(liked, layers):
     return sum(torch.linalg.matrix_power(step, power) for power in range(layers + 1)) / (layers + 1)
 
 
-def fitted_of_lightgcn(histories, **settings):
+def fitted_graph(histories, **settings):
     model = Lightgcn(
         LightgcnConfig(**{"factors": 8, "learning_rate": 0.02, "batch_size": 256, **settings})
     )
@@ -210,7 +209,7 @@ def test_rows_of_half_the_size_differ_by_their_rounding(liked):
 
 
 def test_the_gradient_is_that_of_automatic_differentiation(liked):
-    model, operator = fitted_of_lightgcn(liked, epochs=1, layers=2, decay=0.3), dense(liked, 2)
+    model, operator = fitted_graph(liked, epochs=1, layers=2, decay=0.3), dense(liked, 2)
     first = torch.randn(
         130, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     ).requires_grad_()
@@ -228,7 +227,7 @@ def test_the_gradient_is_that_of_automatic_differentiation(liked):
 def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
     """A row of zeros, then of each layer the sum over its items by the roots of both degrees; the
     mean of all."""
-    model = fitted_of_lightgcn(liked, epochs=1, layers=layers)
+    model = fitted_graph(liked, epochs=1, layers=layers)
     first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
     model._settle(first)
     table, known = others.matrix().double(), liked.matrix().double()
@@ -287,7 +286,7 @@ class TestTriples:
 ALL = [Gmf, CentralMf, Mlp, CentralNeumf]
 
 
-def fitted_of_neumf(baseline, histories, **settings):
+def fitted_neumf(baseline, histories, **settings):
     model = baseline(
         baseline.Config.parse({key.replace("_", "-"): value for key, value in settings.items()})
     )
@@ -298,7 +297,7 @@ def fitted_of_neumf(baseline, histories, **settings):
 @pytest.mark.parametrize("baseline", ALL)
 def test_scores_are_the_logits_of_every_pair(baseline, liked):
     """The catalogue is scored in another order than single pairs."""
-    model = fitted_of_neumf(baseline, liked, epochs=2, learning_rate=0.01)
+    model = fitted_neumf(baseline, liked, epochs=2, learning_rate=0.01)
     with torch.no_grad():
         every = torch.arange(50).expand(80, -1)
         pairs = model.logits(torch.from_numpy(model.user_rows), every, liked.numbers)
@@ -308,7 +307,7 @@ def test_scores_are_the_logits_of_every_pair(baseline, liked):
 def test_logits_by_hand(taste):
     """The formula in the module's head, one pair at a time, with the tower's first layer on the
     joined rows."""
-    model = fitted_of_neumf(CentralNeumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
+    model = fitted_neumf(CentralNeumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
     values = {name: value.numpy() for name, value in model.shared.items()}
     p, q = model.user_rows[7], values["items"][11]
     hidden = np.concatenate([p[3:], q[3:]])
@@ -319,7 +318,7 @@ def test_logits_by_hand(taste):
 
 
 def test_a_batchs_loss_is_cross_entropy(taste):
-    model = fitted_of_neumf(CentralNeumf, taste, epochs=1, regularisation=0.3)
+    model = fitted_neumf(CentralNeumf, taste, epochs=1, regularisation=0.3)
     rows, items = torch.from_numpy(model.user_rows[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
     their = model.shared["items"][items]
     logits = model.logits(rows, items, np.arange(2))
@@ -331,7 +330,7 @@ def test_a_batchs_loss_is_cross_entropy(taste):
 
 
 def test_users_without_items_get_the_mean_row(taste):
-    model = fitted_of_neumf(CentralNeumf, taste)
+    model = fitted_neumf(CentralNeumf, taste)
     nobody = Histories(20, np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64))
     np.testing.assert_allclose(
         model.folded_in(nobody), np.tile(model.user_rows.mean(0), (2, 1)), rtol=1e-6
@@ -339,47 +338,26 @@ def test_users_without_items_get_the_mean_row(taste):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["NeuMF", "GMF"])
-def test_it_ranks_as_well_as_cornac(name, planted):
+@pytest.mark.parametrize(("name", "tower"), [("NeuMF", (64, 32, 16, 8)), ("GMF", ())])
+def test_it_ranks_as_well_as_cornac(name, tower, planted):
     """Recall over five seeds with default settings, but more epochs and larger steps, because the
     data are small."""
     models = pytest.importorskip("cornac.models")
     from cornac.data import Dataset
 
     known = planted.known
-    rows = [
-        (user, item, 1.0)
-        for user, item in zip(known.rows().tolist(), known.items.tolist(), strict=True)
-    ]
-    data = Dataset.from_uir(rows)
+    users, rated = known.rows().tolist(), known.items.tolist()
+    data = Dataset.from_uir([*zip(users, rated, [1.0] * len(rated), strict=True)])
     items = torch.tensor([data.iid_map[item] for item in range(200)])
-    shared = {
-        "num_factors": 8,
-        "num_epochs": 30,
-        "batch_size": 256,
-        "num_neg": 4,
-        "lr": 0.003,
-        "verbose": False,
-    }
-    tower = {"layers": (64, 32, 16, 8), "act_fn": "relu"} if name == "NeuMF" else {}
+    steps = {"num_epochs": 30, "batch_size": 256, "num_neg": 4, "lr": 0.003, "verbose": False}
+    steps |= {"layers": tower, "act_fn": "relu"} if tower else {}
+    same = {"factors": 8, "epochs": 30, "batch_size": 256, "learning_rate": 0.003}
+    same |= {"tower": list(tower)} if tower else {}
     ours, theirs = [], []
     for seed in range(5):
-        settings = {
-            "factors": 8,
-            "epochs": 30,
-            "batch_size": 256,
-            "learning_rate": 0.003,
-            "seed": seed,
-        }
-        settings |= {"tower": [64, 32, 16, 8]} if name == "NeuMF" else {}
-        ours.append(
-            planted.recall(
-                fitted_of_neumf(CentralNeumf if name == "NeuMF" else Gmf, known, **settings).scores(
-                    known
-                )
-            )
-        )
-        reference = getattr(models, name)(**shared, **tower, backend="pytorch", seed=seed)
+        model = fitted_neumf(CentralNeumf if tower else Gmf, known, **same, seed=seed)
+        ours.append(planted.recall(model.scores(known)))
+        reference = getattr(models, name)(num_factors=8, **steps, backend="pytorch", seed=seed)
         reference.fit(data)
         scores = np.stack([reference.score(data.uid_map[user]) for user in range(600)])
         theirs.append(planted.recall(torch.from_numpy(scores)[:, items]))

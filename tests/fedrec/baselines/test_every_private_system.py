@@ -47,9 +47,9 @@ from tests.fedrec.baselines.histories import spent
 
 USERS, ITEMS, CHOSEN = 14, 16, 6
 SMALL = {"items": CHOSEN, "count-clip": 0.5}
-GRAM = {**SMALL, "clip-norm": 0.3, "exponent": 0.5, "count-share": 0.3}
-ALS = {"factors": 3, "clip-norm": 0.05, "item-budget": 0.5, "gram-clip": 0.3, "steps": 2, **SMALL}
-MF = {"factors": 3, "steps": 2, "user-norm": 0.05, "clip-norm": 0.02}
+GRAM = {**SMALL, "clip-norm": 0.3, "count-share": 0.3}
+ALS = {"factors": 3, "item-budget": 0.5, **SMALL}
+MF = {"factors": 3, "user-norm": 0.05, "clip-norm": 0.02}
 SAMPLED = {"steps": 3, "cohort": USERS, "clip-norm": 0.02}
 RANKING: dict[str, tuple[str, dict[str, Any]]] = {
     "popularity": ("dp-popularity", {"clip-norm": 0.5}),
@@ -168,10 +168,7 @@ def synthetic_profiles(**_: Any) -> Fit:
     return fit
 
 
-RATED = {
-    "item means": item_means_of_every_private_system,
-    "synthetic profiles": synthetic_profiles,
-}
+RATED = {"item means": item_means_of_every_private_system, "synthetic profiles": synthetic_profiles}
 CASES = [
     *((name, adjacency) for name in RANKING for adjacency in ("replace-one", "add-remove")),
     ("item means", "replace-one"),
@@ -257,7 +254,7 @@ ORDER = {
     "popularity": ["counts"],
     "gram, puresvd": ["counts", "gram"],
     "fold-in": ["counts", "gram"],
-    "als": ["counts", "start", *["gram", "matrices", "vectors"] * 2],
+    "als": ["counts", "start", "gram", "matrices", "vectors"],
     "mf": ["quadratic", "linear"] * 2,
     "mf, posterior": ["gradient"] * 2,
     "svd": ["gradients"] * 3,
@@ -355,13 +352,7 @@ def test_bounds_of_algorithm_one():
 
 def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
     """The noise of one step, off the diagonal: mean 0 and mean magnitude b."""
-    one = {
-        "iterations": 1,
-        "start": "constant",
-        "learning_rate": 0.4,
-        "rescale": 10.0,
-        "minimum_ratings": 9,
-    }
+    one = {"iterations": 1, "start": "constant", "learning_rate": 0.4, "minimum_ratings": 9}
     systems = [DpsgdPnbm(DpsgdPnbmConfig(epsilon=epsilon, **one)) for epsilon in (2.0, None)]
     for system in systems:
         system.fit_ratings(ratings)
@@ -390,13 +381,7 @@ def test_too_few_ratings_are_refused(ratings):
         DpsgdPnbm(DpsgdPnbmConfig(minimum_ratings=1000)).fit_ratings(ratings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "exact"),
-    [
-        ({}, 5 / 0.09),
-        ({"temperature": 1.0}, 5.0),
-    ],
-)
+@pytest.mark.parametrize(("settings", "exact"), [({}, 5 / 0.09), ({"temperature": 1.0}, 5.0)])
 def test_what_a_posterior_sample_states(settings, exact):
     """Scaled by epsilon / 4B an exact sample is epsilon / 4-DP; the temperature divides."""
     found = DppsPnbm(DppsPnbmConfig(epsilon=20.0, **settings)).stated()

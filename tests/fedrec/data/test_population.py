@@ -18,20 +18,6 @@ from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
 
 
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
-        ("ranking", [([0, 1], [1, 0], [0]), ([1, 1], [1, 1], [1]), ([5], [0], []), ([], [], [])]),
-        ("rating", [([0, 1], [5, 2], [0, 1]), ([1, 1], [5, 4], [1]), ([5], [1], [5]), ([],) * 3]),
-    ],
-)
-def test_training_data_of_clients(world, task, expected):
-    for client, columns in enumerate(expected):
-        data = world(task).client(client)
-        assert data.client == client and data.labels.dtype == np.float32
-        assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == columns
-
-
 @pytest.mark.parametrize("task", ["ranking", "rating"])
 def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interactions(task):
     random = np.random.default_rng(3)
@@ -58,13 +44,6 @@ def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interacti
     assert population.clients(np.empty(0, np.int64)) == []
 
 
-def test_rows_above_the_threshold_are_positive_or_all(world):
-    data = world(positive_above=None).client(0)
-    assert data.labels.tolist() == [1, 1] and data.positives.tolist() == [0, 1]
-    assert world(positive_above=5.0).client(0).labels.tolist() == [0, 0]
-    assert world(positive_above=4.5).client(0).labels.tolist() == [1, 0]
-
-
 def test_features_are_codes_with_places_for_several(world):
     population = world()
     assert [codes.tolist() for codes in population.client(0).features] == [[0], [0, 1]]
@@ -72,13 +51,6 @@ def test_features_are_codes_with_places_for_several(world):
     gender, hobby = population.feature_codes(np.array([3, 2]))
     assert gender.tolist() == [[1], [0]] and hobby.tolist() == [[0, -1], [1, -1]]
     assert population.schema().user_features == (("gender", 2), ("hobby", 2))
-
-
-def test_who_is_evaluated(world):
-    """In ranking a client needs a held-out positive: client 3 has only a row rated 2."""
-    assert world().evaluated_clients("test").tolist() == [0, 1, 2]
-    assert world().evaluated_clients("validation").tolist() == [1]
-    assert world("rating").evaluated_clients("test").tolist() == [0, 1, 2, 3]
 
 
 def test_held_out_masks(world):
@@ -93,21 +65,13 @@ def test_held_out_masks(world):
 
 
 def test_ratings_are_asked_for_only_where_they_are_needed(world):
-    full = world()
-    bare = Interactions(
-        **{
-            name: getattr(full.interactions, name)
-            for name in ("name", "users", "items", "user_ids", "item_ids")
-        },
-        user_features=full.interactions.user_features,
-        item_features=full.interactions.item_features,
-    )
-    assert Population(bare, full.partition, task="ranking", positive_above=None).client(
-        0
-    ).labels.tolist() == [1, 1]
+    partition = world().partition
+    bare = replace(world().interactions, ratings=None)
+    population = Population(bare, partition, task="ranking", positive_above=None)
+    assert population.client(0).labels.tolist() == [1, 1]
     for task, above in (("ranking", 3.0), ("rating", None)):
         with pytest.raises(DataError, match="world has no ratings"):
-            Population(bare, full.partition, task=task, positive_above=above)
+            Population(bare, partition, task=task, positive_above=above)
 
 
 class TestPerturbed:
@@ -163,27 +127,23 @@ class TestPerturbed:
         )
 
 
-def larger(rows):
-    return replace(rows, item_ids=np.arange(99), item_features=FeatureTable(99))
-
-
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("changes", "words"),
     [
-        ("rows", "a fedrec.data.perturbation.Perturbed"),
-        (lambda rows: Perturbed(larger(rows), rows.users), "99"),
-        (lambda rows: Perturbed(rows, np.arange(3)), "an origin of each"),
-        (
-            lambda rows: Perturbed(replace(rows, times=None), np.arange(len(rows))),
-            "rows with times",
-        ),
+        ({"item_ids": np.arange(99), "item_features": FeatureTable(99)}, "99"),
+        ({"ratings": None}, "rows with ratings"),
+        ({"times": None}, "rows with times"),
+        (None, "an origin of each"),
     ],
 )
-def test_a_perturbation_that_gives_something_else_is_named(load_tiny, monkeypatch, found, words):
+def test_a_perturbation_that_gives_something_else_is_named(load_tiny, monkeypatch, changes, words):
     from fedrec.perturb.simple import RandomReplacement
 
-    give = found if callable(found) else lambda rows: found
-    monkeypatch.setattr(RandomReplacement, "perturb", lambda self, data: give(data.rows))
+    def perturb(self, data):
+        origin = np.arange(3) if changes is None else data.rows.users
+        return Perturbed(replace(data.rows, **changes or {}), origin)
+
+    monkeypatch.setattr(RandomReplacement, "perturb", perturb)
     with pytest.raises(ComponentError, match=f"perturbation 'RandomReplacement'(.*\n)*.*{words}"):
         Population.of(load_tiny("perturb.name=random-replacement"))
 
@@ -244,9 +204,6 @@ def test_what_is_computed_in_parts_is_that_of_plain_loops(monkeypatch, most, gro
     assert found.untrained_items.tolist() == [all(i != j for _, j, _ in trained) for i in range(40)]
     tested = {rows[row][0] for row in partition.test_rows if rows[row][2]}
     assert found.evaluated_clients("test").tolist() == sorted(tested)
-    for client, own in enumerate(found.clients(np.arange(9))):
-        mine = [row for row in partition.train_rows if users[row] == client]
-        assert own.items.tolist() == items[mine].tolist()
 
 
 # The populations that a process keeps, and data that are rewritten between two of its runs.
@@ -319,20 +276,20 @@ def test_populations_from_elsewhere_are_kept(table, path):
 # Malicious users in the data: their number, targets, what the adversary knows, and centralised
 # systems that are fitted to their profiles.
 
-RANDOM = "adversary={attack='random',clients=3}"
 
-
-def populations(load_tiny, *overrides):
-    return Population.of(load_tiny(RANDOM, *overrides)), Population.of(load_tiny())
-
-
-def test_they_are_training_users_behind_the_others(load_tiny):
-    found, plain = populations(load_tiny)
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("clients=3", 3)],
+)
+def test_they_are_training_users_behind_the_others(load_tiny, settings, number):
+    """A share of 18 honest users, with the features of some of them, who like the target."""
+    found = Population.of(load_tiny(f"adversary={{attack='random',{settings}}}"))
+    plain = Population.of(load_tiny())
     honest = plain.interactions.num_users
-    assert found.adversary.malicious.tolist() == [honest, honest + 1, honest + 2]
+    assert found.adversary.malicious.tolist() == [*range(honest, honest + number)]
     assert set(found.adversary.malicious) <= set(found.training_clients)
     assert set(found.training_clients) - set(plain.training_clients) == set(
-        range(honest, honest + 3)
+        range(honest, honest + number)
     )
     features = found.interactions.user_features
     assert features.names == plain.interactions.user_features.names
@@ -342,39 +299,18 @@ def test_they_are_training_users_behind_the_others(load_tiny):
         strict=True,
     ):
         assert {*map(tuple, codes)} <= {*map(tuple, known)}
-
-
-@pytest.mark.parametrize(
-    ("settings", "number"),
-    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("clients=0", 0)],
-)
-def test_their_number_is_a_share_of_the_honest_clients(load_tiny, settings, number):
-    """Of 18 training users."""
-    found = Population.of(load_tiny(f"adversary={{attack='random',{settings}}}"))
-    assert len(found.adversary.malicious) == number
-
-
-def test_they_like_the_least_popular_item(load_tiny):
-    found, plain = populations(load_tiny)
-    offsets, items = plain.rows(plain.training_clients, positive=True).lists
-    rows = plain.interactions.items[plain.partition.train_rows]
-    users = plain.interactions.users[plain.partition.train_rows]
-    counts = np.bincount(
-        rows[np.isin(users, plain.training_clients)], minlength=plain.interactions.num_items
-    )
-    (target,) = found.adversary.targets.tolist()
-    assert counts[target] == counts.min() and len(offsets) > 1 and len(items)
+    rows = plain.rows(plain.training_clients, "known").items
+    counts = np.bincount(rows, minlength=plain.interactions.num_items)
+    (target,) = found.adversary.targets.tolist()  # the least popular item
+    assert counts[target] == counts.min()
     for client in found.adversary.malicious.tolist():
         assert target in found.client(client).positives
 
 
 def test_a_target_by_name(load_tiny):
-    interactions = read_interactions(load_tiny())
-    name = str(interactions.item_ids[7])
+    name = str(read_interactions(load_tiny()).item_ids[7])
     found = Population.of(load_tiny(f"adversary={{attack='random',target-items=['{name}']}}"))
     assert found.adversary.targets.tolist() == [7]
-    with pytest.raises(ExperimentError, match="unknown or duplicate item 'nothing'"):
-        Population.of(load_tiny("adversary={attack='random',target-items=['nothing']}"))
 
 
 @pytest.mark.parametrize(
@@ -383,6 +319,7 @@ def test_a_target_by_name(load_tiny):
         ("clients=1000000", "at most the number of honest training clients"),
         ("targets=1000000", "at most the number of items of the dataset"),
         ("target-items=['{name}','{name}']", "unknown or duplicate"),
+        ("target-items=['nothing']", "unknown or duplicate item 'nothing'"),
         ("share=0.1,clients=2", "but not both"),
     ],
 )

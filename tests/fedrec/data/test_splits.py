@@ -23,7 +23,7 @@ from fedrec.data.splits.rules import (
     partition_by,
     places,
 )
-from fedrec.data.time_order import TimeOrder, tied_share
+from fedrec.data.time_order import TimeOrder
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.sections import Section
 
@@ -129,11 +129,6 @@ class TestRowsOfOneTime:
         whole = TimeOrder(table, 5).positions
         assert np.array_equal(TimeOrder(table.with_rows(slice(1, 7)), 5).positions[2:], whole[3:])
 
-    def test_their_share(self):
-        table = interactions([0, 0, 0, 1, 1, 1], times=[4, 7, 4, 4, 5, 6])
-        assert tied_share(table) == 2 / 6
-        assert tied_share(interactions([], times=[])) == 0
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), ALL)
@@ -156,9 +151,10 @@ def test_no_item_of_a_user_is_in_two_parts(name, options, data):
 
 
 class TestRepeatedPairs:
-    """User 0 has item 3 again at the end, and item 1 twice at once."""
+    """User 0 has items 3 and 0 again at the end, and item 1 twice at once."""
 
-    TABLE = interactions([0] * 7, [0, 1, 1, 2, 3, 4, 3], times=[0, 1, 1, 2, 3, 4, 5])
+    ITEMS = (0, 1, 1, 2, 3, 4, 3, 0, 0, 0)
+    TABLE = interactions([0] * 10, ITEMS, times=[0, 1, 1, 2, 3, 4, 5, 6, 7, 8])
 
     def test_the_last_new_item_is_tested_and_later_repeats_are_in_no_part(self):
         assert parts(divided(self.TABLE, "leave-one-out")) == [[0, 1, 2, 3], [4], [5]]
@@ -281,11 +277,6 @@ class TestUserHoldout:
             assert np.array_equal(getattr(strong, part), getattr(weak, part))
         assert weak.training_clients.tolist() == list(range(10))
 
-    def test_temporal_half_is_the_later_one(self):
-        table = interactions([0] * 5 + [1] * 5, times=[5, 1, 4, 2, 3] * 2)
-        partition = make("user-holdout", halves="temporal", **{"test-users": 0.5}).split(table)
-        assert table.times[partition.test_rows].tolist() == [5, 4]
-
     @pytest.mark.parametrize("halves", ["random", "temporal"])
     def test_test_part_does_not_depend_on_validation_users(self, halves):
         table = interactions(np.repeat(np.arange(100), 6), times=np.arange(600))
@@ -350,22 +341,21 @@ class TestLeaveOneOut:
 
 class TestRatio:
     @pytest.mark.parametrize(
-        ("rows", "sizes"),
-        [(1, [1, 0, 0]), (4, [4, 0, 0]), (5, [3, 1, 1]), (10, [8, 1, 1]), (100, [80, 10, 10])],
+        ("rows", "shares", "sizes"),
+        [
+            (1, (0.8, 0.1, 0.1), [1, 0, 0]),
+            (4, (0.8, 0.1, 0.1), [4, 0, 0]),
+            (5, (0.8, 0.1, 0.1), [3, 1, 1]),
+            (100, (0.8, 0.1, 0.1), [80, 10, 10]),
+            (2, (0.1, 0.4, 0.5), [1, 0, 1]),  # one row always trains
+        ],
     )
-    def test_sizes(self, rows, sizes):
-        table = interactions([0] * rows)
-        assert [len(part) for part in parts(make("ratio").split(table))] == sizes
-
-    def test_one_row_always_trains(self):
-        options = {"train": 0.1, "validation": 0.4, "test": 0.5}
-        assert [
-            len(part) for part in parts(make("ratio", **options).split(interactions([0, 0])))
-        ] == [1, 0, 1]
-
-    def test_temporal_order(self):
-        table = interactions([0] * 10, times=np.arange(10)[::-1])
-        assert parts(make("ratio", order="temporal").split(table)) == [list(range(2, 10)), [1], [0]]
+    def test_sizes_and_order(self, rows, shares, sizes):
+        options = dict(zip(("train", "validation", "test"), shares, strict=True))
+        table = interactions([0] * rows, times=np.arange(rows)[::-1])
+        found = parts(make("ratio", order="temporal", **options).split(table))
+        assert list(map(len, found)) == sizes
+        assert [*found[2], *found[1], *found[0]] == list(range(rows))  # the latest rows are first
 
 
 class TestKfold:
@@ -437,7 +427,7 @@ def test_settings_that_do_not_fit_together(name, options, problem):
 # Theorem 1 of DP-VAE as a split: the paper's number, the training users, and unchanged held-out
 # rows.
 
-COUNTS = (3, 10, 40, 100)
+COUNTS = (3, 400, 1900, 2500)
 
 
 @pytest.fixture
@@ -445,7 +435,7 @@ def interactions_of_bounded_split():
     users = np.repeat(np.arange(4), COUNTS)
     items = np.concatenate([np.arange(count) for count in COUNTS])
     return Interactions(
-        "made", users, items, np.arange(4), np.arange(100), FeatureTable(4), FeatureTable(100)
+        "made", users, items, np.arange(4), np.arange(2500), FeatureTable(4), FeatureTable(2500)
     )
 
 
@@ -455,16 +445,13 @@ def bounded(**settings):
 
 def test_the_default_is_the_papers_largest_bound():
     assert round(BoundedConfig().bound(1.0)) == 1772
-    assert BoundedConfig(dimension=10, omega=0.5, delta=0.2).bound(0.3) == pytest.approx(
-        0.6 * (10 + math.log(5))
-    )
+    assert BoundedConfig(delta=0.2).bound(0.3) == pytest.approx(6 * (86.2974 + math.log(5)))
 
 
 def test_what_is_held_out_stays_and_training_is_thinned(interactions_of_bounded_split):
     whole = Ratio(RatioConfig(), 3).split(interactions_of_bounded_split)
-    # at most 21 rows, at least 6.4
-    config = {"omega": 0.5, "delta": 0.5, "dimension": 10.0, "p_min": 0.3}
-    part = bounded(**config).split(interactions_of_bounded_split)
+    # at most 1739 rows, at least 174
+    part = bounded(delta=0.5, p_min=0.1).split(interactions_of_bounded_split)
     np.testing.assert_array_equal(part.test_rows, whole.test_rows)
     np.testing.assert_array_equal(part.validation_rows, whole.validation_rows)
     assert set(part.train_rows) <= set(whole.train_rows)
@@ -472,8 +459,8 @@ def test_what_is_held_out_stays_and_training_is_thinned(interactions_of_bounded_
         np.bincount(interactions_of_bounded_split.users[p.train_rows], minlength=4)
         for p in (whole, part)
     )
-    np.testing.assert_array_equal(after, np.minimum(before, 21))
-    assert part.training_clients.tolist() == [1, 2, 3] and before[0] < 6.4 <= before[1]
+    np.testing.assert_array_equal(after, np.minimum(before, 1739))
+    assert part.training_clients.tolist() == [1, 2, 3] and before[3] > 1739
 
 
 # The test folds that MovieLens-100K ships.

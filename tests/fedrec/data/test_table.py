@@ -33,16 +33,6 @@ def label(feature, row):
     return [feature.categories[code] for code in feature.padded()[row] if code >= 0]
 
 
-def test_reads_the_named_columns(tmp_path):
-    data = read(write(tmp_path, CSV), **COLUMNS)
-    assert data.user_ids.tolist() == ["u1", "u2"]
-    assert data.item_ids.tolist() == ["x", "y"]
-    assert data.users.tolist() == [1, 0, 1]
-    assert data.items.tolist() == [0, 1, 1]
-    assert data.ratings.tolist() == [5.0, 2.5, 1.0]
-    assert data.times.tolist() == [10 * SECOND, 20 * SECOND, 30 * SECOND]
-
-
 def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_path):
     path = write(tmp_path, CSV.split("\n", 1)[1])
     places = {"user": "1", "item": "2", "rating": "3", "time": "4"}
@@ -59,23 +49,6 @@ def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_pa
         read(path, user="who", item="2")
 
 
-@pytest.mark.parametrize("role", ["user", "item", "time"])
-def test_a_column_cannot_have_two_roles(tmp_path, role):
-    settings = {**COLUMNS, role: "stars"}
-    with pytest.raises(DataError, match="column 'stars' has two roles"):
-        read(write(tmp_path, CSV), **settings)
-    with pytest.raises(DataError, match=r"dataset\.user and dataset\.item"):
-        read(write(tmp_path, CSV), user="who", item="who")
-
-
-def test_ratings_beyond_the_range_of_numbers_are_refused(tmp_path):
-    for value in (float("inf"), 1e300):
-        frame = pd.DataFrame({"user": ["a", "b"], "item": ["x", "y"], "rating": [1.0, value]})
-        frame.to_parquet(tmp_path / "t.parquet")
-        with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
-            read(tmp_path / "t.parquet", rating="rating")
-
-
 def test_parquet_gives_the_same_as_csv(tmp_path):
     csv = write(tmp_path, CSV)
     pd.read_csv(csv).to_parquet(tmp_path / "table.parquet")
@@ -84,7 +57,8 @@ def test_parquet_gives_the_same_as_csv(tmp_path):
     )
     assert one.fingerprint() == two.fingerprint()
     assert one.times.tolist() == two.times.tolist()
-    assert one.user_features["city"].categories == two.user_features["city"].categories
+    for data in (one, two):
+        assert [label(data.user_features["city"], row) for row in (0, 1)] == [[], ["Rome"]]
 
 
 def test_the_error_for_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
@@ -175,21 +149,9 @@ def test_bytes_of_parquet_are_text(tmp_path):
     assert set(read(tmp_path / "t.parquet").user_ids) == {"ü", "b", "\\x80"}
 
 
-def test_features_from_columns(tmp_path):
-    data = read(write(tmp_path, CSV), user_features=["city"], item_features=["kind"], **COLUMNS)
-    assert (label(data.user_features["city"], 0), label(data.user_features["city"], 1)) == (
-        [],
-        ["Rome"],
-    )
-    assert (label(data.item_features["kind"], 0), label(data.item_features["kind"], 1)) == (
-        ["a"],
-        ["b"],
-    )
-
-
 def test_lists_and_prices_in_fields_are_told(tmp_path, caplog):
     """In a column of the table, and in a further one."""
-    tags = ["books|food", "food", "toys|food", ""]
+    tags = ["books|food", "food", "toys ; food;food", ""]
     rows = [f"u{n % 5},i{n},{tags[n % 4]},{n + 0.25}" for n in range(40)]
     path = write(tmp_path, "\n".join(["user,item,tags,price", *rows, ""]))
     own = read(path, item_features=["tags", "price"])
@@ -220,51 +182,36 @@ def test_texts_are_columns_of_either_table(tmp_path):
     assert label(other.item_features["blurb"], 1) == ["coat", "warm"]
 
 
-def test_feature_that_varies_is_refused(tmp_path):
-    with pytest.raises(DataError, match="feature 'kind' is not constant") as caught:
-        read(write(tmp_path, CSV), user_features=["kind"], **COLUMNS)
-    assert caught.value.expected == "one value for 'u2' in all its rows"
-    assert caught.value.got == "'a' and 'b'"
+FEATURES = {"user_features": ["city"], "item_features": ["kind"]}
+WRONG = [
+    # old, new, settings, problem
+    ("2.5", "good", {}, "row 2 .*'stars'"),
+    ("2.5", "", {}, "row 2 .*'stars'"),
+    ("2.5", "1e300", {}, "row 2 .*'stars'"),
+    (",20,", ",soon,", {}, "row 2 .*'when'"),
+    (",20,", ",,", {}, "row 2 .*'when'"),
+    ("u1", "", {}, "row 2 .*'who'"),
+    ("Rome,a", "Rome,a,b", {}, "line 2:"),
+    ("1,30,Rome,b", "1,30,Rome,b,c", {}, "line 4:"),
+    (
+        "",
+        "",
+        {"user_features": ["kind"]},
+        "feature 'kind' is not constant(.*\n)*.*'u2'.*\n.*'a' and 'b'",
+    ),
+    ("", "", {"user": "whoo"}, "no column 'whoo'(.*\n)*.*dataset.user(.*\n)*.*did you mean"),
+    ("", "", {"item": "whta"}, "no column 'whta'(.*\n)*.*dataset.item"),
+    ("", "", {"rating": "star"}, "no column 'star'(.*\n)*.*dataset.rating"),
+    ("", "", {"user_features": ["citty"]}, "no column 'citty'(.*\n)*.*dataset.user-features"),
+    ("", "", {"item_texts": ["whut"]}, "no column 'whut'(.*\n)*.*dataset.item-texts"),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "column", "setting"),
-    [
-        ({"user": "whoo"}, "whoo", "dataset.user"),
-        ({"item": "whta"}, "whta", "dataset.item"),
-        ({"rating": "star"}, "star", "dataset.rating"),
-        ({"user_features": ["citty"]}, "citty", "dataset.user-features"),
-        ({"item_texts": ["whut"]}, "whut", "dataset.item-texts"),
-    ],
-)
-def test_missing_column_is_named_with_the_nearest(tmp_path, settings, column, setting):
-    with pytest.raises(DataError, match=f"no column '{column}'") as caught:
-        read(write(tmp_path, CSV), **(COLUMNS | settings))
-    assert setting in caught.value.expected
-    assert "did you mean" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("2.5", "good", "row 2 .*'stars'"),
-        ("2.5", "", "row 2 .*'stars'"),
-        ("2.5", "inf", "row 2 .*'stars'"),
-        (",20,", ",soon,", "row 2 .*'when'"),
-        (",20,", ",,", "row 2 .*'when'"),
-        ("u1", "", "row 2 .*'who'"),
-        ("Rome,a", "Rome,a,b", "line 2:"),
-        ("1,30,Rome,b", "1,30,Rome,b,c", "line 4:"),
-    ],
-)
-def test_wrong_values_are_named(tmp_path, old, new, message):
-    with pytest.raises(DataError, match=message):
-        read(
-            write(tmp_path, CSV.replace(old, new)),
-            user_features=["city"],
-            item_features=["kind"],
-            **COLUMNS,
-        )
+@pytest.mark.parametrize(("old", "new", "settings", "problem"), WRONG)
+def test_wrong_values_and_columns_are_named(tmp_path, old, new, settings, problem):
+    path = write(tmp_path, CSV.replace(old, new) if old else CSV)
+    with pytest.raises(DataError, match=problem):
+        read(path, **{**FEATURES, **COLUMNS, **settings})
 
 
 def test_path_is_needed(tmp_path):
@@ -279,6 +226,8 @@ def test_path_is_needed(tmp_path):
     ):
         with pytest.raises(DataError, match=problem):
             read(write(tmp_path, text))
+    with pytest.raises(DataError, match=r"two roles: dataset\.user and dataset\.item"):
+        read(write(tmp_path, CSV), user="who", item="who")
 
 
 @pytest.mark.parametrize(
@@ -340,15 +289,6 @@ def labels(feature):
     return [
         [feature.categories[code] for code in row if code >= 0] for row in feature.padded().tolist()
     ]
-
-
-@pytest.mark.parametrize("separator", ["|", ";", " ; "])
-def test_several_values_in_a_field_are_several_categories(separator):
-    values = [separator.join(row) for row in (["books", "food"], ["food"], ["toys", "food"])]
-    feature, taken = labelled("tags", [*values, None, f"food{separator}food{separator}"])
-    assert feature.categories == ("books", "food", "toys")
-    assert labels(feature) == [["books", "food"], ["food"], ["toys", "food"], [], ["food"]]
-    assert taken == "lists of 3 categories"
 
 
 def test_amounts_are_in_bands_of_1_2_and_5_times_a_power_of_ten():

@@ -3,15 +3,12 @@
 
 import dataclasses
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
 from scipy.stats import kstest
-from typer.testing import CliRunner
 
 from clients.node import Node
 from clients.round import train_clients
@@ -28,7 +25,6 @@ from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.report.inputs import system_inputs
-from simulations.cli import app
 from tests.runs import assert_close, assert_same_run, resumed
 
 # PrivRec's network against an implementation with `nn.Embedding` and `nn.Linear`, and against
@@ -85,23 +81,6 @@ def test_predictions_and_gradients_equal_those_of_plain_modules(
             torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_a_cohort_gives_what_each_client_gives_alone(make, world):
-    model, population = make(), world()
-    slices = [fresh(model, seed) for seed in range(3)]
-    users = codes_of(population, 0, 1, 2)
-    items = torch.tensor([[0, 1, 2], [3, 3, 5], [4, 0, 1]])
-    together = model.predict(stacked(*slices), users, items)
-    assert together.shape == (3, 3)
-    for place, one in enumerate(slices):
-        alone = model.predict(stacked(one), tuple(u[[place]] for u in users), items[[place]])
-        torch.testing.assert_close(together[[place]], alone)
-    shared = {name: value.expand(3, *value.shape[1:]) for name, value in stacked(slices[0]).items()}
-    copied = {name: value.clone() for name, value in shared.items()}
-    torch.testing.assert_close(
-        model.predict(shared, users, items), model.predict(copied, users, items)
-    )
-
-
 def test_ranking_loss_is_equation_2(make):
     logits, labels = torch.tensor([[2.0, -1.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 
@@ -127,18 +106,6 @@ def test_shapes_and_names_hold_no_user(make):
         "layer2.weight": (4, 1),
         "layer2.bias": (1,),
     }
-
-
-def test_initial_distribution(make):
-    relu = fresh(make(embedding=50, hidden=(200, 100), embedding_std=0.3))
-    assert relu["item.id"].std() == pytest.approx(0.3, rel=0.15)
-    bound = math.sqrt(6 / 200)
-    assert 0.98 * bound < relu["layer0.weight"].abs().max() <= bound
-    assert not relu["layer0.bias"].any()
-    tanh = fresh(make(embedding=50, hidden=(200, 100), activation="tanh"))
-    bound = math.sqrt(6 / 300)
-    assert 0.98 * bound < tanh["layer1.weight"].abs().max() <= bound
-    assert all(value.dtype == torch.float32 for value in tanh.values())
 
 
 def test_an_items_bias_is_added_to_its_logit(make, world):
@@ -176,15 +143,6 @@ def test_items_can_start_from_the_principal_components_of_their_features(make):
     np.testing.assert_allclose(np.abs(found[:, :rank]), np.abs(expected), atol=1e-5)
     assert not found[:, rank:].any()
     assert np.array_equal(found, fresh(model, seed=1)["item.id"].numpy())
-
-
-def test_a_start_from_features_needs_some(make):
-    schema = make().schema
-    bare = Schema(
-        schema.num_items, FeatureTable(schema.num_items, ()), schema.user_features, "ranking"
-    )
-    with pytest.raises(ExperimentError, match="cannot be initialised from features"):
-        fresh(PrivRec(PrivRecConfig(item_start="features"), bare))
 
 
 @pytest.mark.parametrize("hidden", [(5, 4), ()])
@@ -298,6 +256,8 @@ def quiet(**settings):
 
 def test_equation_11_by_loops():
     priors = quiet()
+    both, _ = priors.exact(client([0, 1], 2))  # several words: their mean, none: that of all
+    np.testing.assert_allclose(both, priors.exact(client(-1, 2))[0])
     for gender, work in itertools.product(range(2), range(3)):
         mean, variance = priors.exact(client(gender, work))
         for j in range(4):
@@ -306,14 +266,6 @@ def test_equation_11_by_loops():
             mu = m[0] * mu_w[0] + m[1] * mu_w[1]
             assert mean[j] == pytest.approx(mu, rel=1e-5)
             assert variance[j] == pytest.approx((m[0] - mu) ** 2 + (m[1] - mu) ** 2, rel=1e-5)
-
-
-def test_several_words_are_their_mean_and_none_is_the_mean_of_all():
-    priors = quiet()
-    both, _ = priors.exact(client([0, 1], 2))
-    one, other = (priors.exact(client(code, 2))[0] for code in (0, 1))
-    np.testing.assert_allclose(both, (one + other) / 2)
-    np.testing.assert_allclose(priors.exact(client(-1, 2))[0], both)
 
 
 def test_no_exchange_of_metadata_moves_more_than_the_sensitivity():
@@ -363,7 +315,9 @@ def test_onehot_vectors_are_in_range_and_tell_words_apart():
 @pytest.fixture
 def glove(tmp_path):
     file = tmp_path / "glove.txt"
-    file.write_text("the 9 9 9 9\nfemale 0 1 2 3\nmale 4 1 0 1\nartist 2 0 0 5\ndoctor 1 1 1 1\n")
+    lines = ["the 9 9 9 9", ", 1 1 1 1", "female 0 1 2 3", "male 4 1 0 1", "artist 2 0 0 5.0e-00"]
+    lines += ["日本 1 1 1 1", "doctor 1 1 1 1", "artist name@domain.com 7 7 7 7"]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
 
 
@@ -377,50 +331,11 @@ def test_glove_is_looked_up_by_word_and_stretched_to_its_range(glove, caplog):
     assert "none" in caplog.text and set(read_glove(glove, ["doctor"])) == {"doctor"}
 
 
-def test_a_file_in_the_published_format_is_read_as_plain_python_reads_it(tmp_path):
-    """50 numbers as `%.5g` writes them, tokens of punctuation and other alphabets, and a token with
-    a blank."""
-    random = np.random.default_rng(0)
-    words = ["the", ",", ".", '"', "'s", "artist", "ß", "日本", "doctor", "male", "0.5"]
-    table = {
-        word: [float(f"{value:.5g}") for value in random.normal(scale=0.5, size=50)]
-        for word in words
-    }
-    table["artist"][0] = -6.6023e-05
-    lines = [" ".join([word, *(f"{value:.5g}" for value in own)]) for word, own in table.items()]
-    lines.append(
-        " ".join(["artist name@domain.com", *(f"{value:.5g}" for value in random.normal(size=50))])
-    )
-    file = tmp_path / "glove.6B.50d.txt"
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert "e-05" in file.read_text(encoding="utf-8")
-    found = read_glove(file, ["artist", "doctor", "male", "absent"])
-    assert {word: own.tolist() for word, own in found.items()} == {
-        w: table[w] for w in ("artist", "doctor", "male")
-    }
-    (gender, work) = word_vectors(
-        PriorsConfig(source=f"glove:{file}"), (("M",), ("artist", "doctor")), 20
-    )
-    assert (
-        gender.shape == (1, 20) and work.shape == (2, 20) and gender.min() >= 0 and work.max() <= 1
-    )
-
-
-def test_the_command_line_makes_such_a_table(glove, tmp_path, tiny_experiment):
-    file, table = tmp_path / "tiny.toml", tmp_path / "table.json"
-    file.write_text(tomli_w.dumps(tiny_experiment()))
-    found = CliRunner().invoke(
-        app, ["data", "glove-subset", str(glove), str(file), "--output", str(table)]
-    )
-    assert found.exit_code == 0, found.output
-    assert json.loads(table.read_text()) == {"female": [0, 1, 2, 3], "male": [4, 1, 0, 1]}
-    assert "without a vector" in found.output
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "not found"),
+        ('{"artist": [1, 2]}', "does not match priors"),
         ("{", "not a valid vector file"),
         ("{}", "no vectors for the words"),
         ('{"artist": ["x"]}', "not a valid vector file"),
@@ -430,13 +345,9 @@ def test_files_that_will_not_do(tmp_path, content, message):
     file = tmp_path / "table.json"
     if content is not None:
         file.write_text(content)
+    digest = "0" * 64 if "match" in message else None
     with pytest.raises(DataError, match=message):
-        word_vectors(PriorsConfig(source=f"table:{file}"), WORDS, 2)
-
-
-def test_another_file_than_was_meant_is_refused(glove):
-    with pytest.raises(DataError, match="does not match priors"):
-        word_vectors(PriorsConfig(source=f"glove:{glove}", sha256="0" * 64), WORDS, 2)
+        word_vectors(PriorsConfig(source=f"table:{file}", sha256=digest), WORDS, 2)
 
 
 def test_users_without_such_metadata_are_refused():

@@ -323,7 +323,7 @@ def drawn(random):
         "placement": placement,
         "phases": [
             (
-                str(random.choice(["full", "fixed-size", "poisson", "scheduled", "in-turn"])),
+                str(random.choice(["full", "fixed-size", "poisson", "scheduled"])),
                 int(random.integers(1, 15)),
                 int(random.integers(1, 6)),
                 float(random.choice([1.0, 2.0])),
@@ -342,10 +342,7 @@ def plans_of(run):
         config = PrivacyConfig.parse(
             {"clip-norm": 2.0, "noise-multiplier": run["z"], "delta": DELTA, **own}
         )
-        schedule = {
-            "scheduled": Scheduled(20, separation),
-            "in-turn": Scheduled(20, separation, rate=20 * separation / 400),
-        }.get(sampler)
+        schedule = Scheduled(20, separation) if sampler == "scheduled" else None
         plan = Plan.of(
             config,
             sampler,
@@ -373,17 +370,12 @@ def expected(run, phases):
     pld = pytest.importorskip("dp_accounting.pld.pld_privacy_accountant")
     accountant = pld.PLDAccountant()
     squares = 0.0
-    for _, plan, count, (sampler, separation, z) in phases:
+    for _, _, count, (sampler, separation, z) in phases:
         local = run["placement"] == "local"
         if run["mechanism"]["name"] == "banded":
-            apart = separation if sampler in ("scheduled", "in-turn") else 1
+            apart = separation if sampler == "scheduled" else 1
             columns = dense(run, count)[:, ::apart]
-            if sampler != "in-turn" or plan.sampling.rate == 1:
-                squares += float(np.abs(columns.T @ columns).sum()) / z**2
-                continue
-            for norm in np.linalg.norm(columns, axis=0):
-                one = event.GaussianDpEvent(z / norm)
-                accountant.compose(event.PoissonSampledDpEvent(plan.sampling.rate, one))
+            squares += float(np.abs(columns.T @ columns).sum()) / z**2
         else:
             gaussian = run["mechanism"]["name"] == "gaussian"
             one = event.GaussianDpEvent(z) if gaussian else event.LaplaceDpEvent(z)

@@ -96,7 +96,6 @@ def test_without_charges_nothing_is_claimed():
             {"sampler": "poisson", "adjacency": "add-remove"},
             "Nevertheless the number of clients, 500, is public",
         ),
-        ({"private_phases": ["main"]}, "item sequences are users'"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),
     ],
@@ -104,22 +103,6 @@ def test_without_charges_nothing_is_claimed():
 )
 def test_caveats_of_the_plan_are_reported(settings, expected):
     assert expected in said(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "unsaid"),
-    [
-        ({"mode": "secure"}, "simulation"),
-        ({"delta": 1e-4}, "above 1/N"),
-        ({"placement": "local"}, "server is trusted"),
-        ({"clients": 50}, "Amplification"),
-        ({}, "item sequences"),
-        ({}, "comparison only"),
-    ],
-    ids=str,
-)
-def test_caveats_that_do_not_concern_the_plan_are_left_out(settings, unsaid):
-    assert unsaid not in said(**settings)
 
 
 @pytest.mark.parametrize(
@@ -226,22 +209,10 @@ def ratings(random):
         yield np.stack([scaled(own, (1.0, 5.0)), np.ones(SIZE)]) * (own > 0)
 
 
-def deviations(random):
-    """The same ratings in units of the scale, which is not equivalent."""
-    for own in profiles(random):
-        yield np.stack([own - 3.0, np.ones(SIZE)]) * (own > 0)
-
-
 def updates(random):
     """Vectors with signs."""
     yield from (np.eye(SIZE)[0] * 9, -np.eye(SIZE)[0] * 9, np.ones(SIZE), -np.ones(SIZE))
     yield from random.standard_normal((10, SIZE))
-
-
-def symmetric_matrices(random):
-    """Matrices that are symmetric and not semi-definite."""
-    yield from (np.eye(SIZE) * 5, -np.eye(SIZE) * 5)
-    yield from (part + part.T for part in random.standard_normal((5, SIZE, SIZE)))
 
 
 def largest_move(kind, order=2):
@@ -260,25 +231,14 @@ def test_without_signs_an_exchange_moves_the_sum_by_sqrt_2_of_the_clip_norm_and_
     )
 
 
-@pytest.mark.parametrize("kind", [updates, symmetric_matrices])
-def test_signed_updates_do_not_get_it(kind):
-    assert largest_move(kind) > 1.4 * Clip(3.0, 2, "non-negative").sensitivity("replace-one")
-    assert largest_move(kind) == pytest.approx(Clip(3.0).sensitivity("replace-one"), rel=1e-5)
+def test_signed_updates_do_not_get_it():
+    assert largest_move(updates) == pytest.approx(6.0, rel=1e-5)
     assert Clip(3.0).sensitivity("replace-one") == 6.0
-
-
-def test_ratings_in_other_units_than_their_counts_do_not_get_it_either():
-    assert largest_move(deviations) > 1.2 * Clip(3.0, 2, "non-negative").sensitivity("replace-one")
 
 
 def test_in_the_l1_norm_nothing_is_gained():
     assert largest_move(counts, order=1) == pytest.approx(6.0, rel=1e-5)
     assert Clip(3.0, 1, "non-negative").sensitivity("replace-one") == 6.0
-
-
-def test_adding_or_removing_a_user_moves_the_sum_by_at_most_the_clip_norm():
-    for clip in (Clip(3.0), Clip(3.0, 2, "non-negative"), Clip(3.0, 1)):
-        assert clip.sensitivity("add-remove") == 3.0
 
 
 def plan(contributions, **settings):

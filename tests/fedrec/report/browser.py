@@ -94,17 +94,15 @@ class Browser:
         return answer["result"]
 
     def open(self, file):
-        """Load a file; returns the seconds until its load event."""
-        return self.visit(Path(file).resolve().as_uri())
+        """Load a file."""
+        self.visit(Path(file).resolve().as_uri())
 
     def visit(self, url):
-        """Load an address; returns the seconds until its load event."""
+        """Load an address."""
         self.events.clear()
-        started = time.perf_counter()
         self.send("Page.navigate", url=url)
         if not any(one["method"] == "Page.loadEventFired" for one in self.events):
             self._until(lambda got: got.get("method") == "Page.loadEventFired")
-        return time.perf_counter() - started
 
     def requests(self):
         """Addresses that the page asked for, but for data in itself."""
@@ -124,32 +122,10 @@ class Browser:
             raise RuntimeError(json.dumps(found["exceptionDetails"]))
         return found["result"].get("value")
 
-    def show(self, *, width=1280, height=900, scheme="light", media="screen"):
-        """Set the size of the window and the media features."""
-        phone = width < 600
-        self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=phone,
-        )
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.send("Emulation.setEmulatedMedia", media=media, features=features)
-
-    def press(self, key):
-        """Press a key that is not a letter, such as Tab."""
-        code = {"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40}[key]
-        text = {"Enter": "\r", " ": " "}.get(key)
-        for kind in ("keyDown", "keyUp"):
-            self.send(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                code=key,
-                windowsVirtualKeyCode=code,
-                **({"text": text} if text and kind == "keyDown" else {}),
-            )
+    def show(self, *, width=1280, height=900):
+        """Set the size of the window."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
 
     def close(self):
         """End the browser."""

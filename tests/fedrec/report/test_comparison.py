@@ -214,29 +214,19 @@ def test_several_seeds_are_tested_over_seeds_too(result):
     assert found.table().loc["one", "seed_holm"] == pytest.approx(own.seed_p)
 
 
-def test_centralised_systems_of_other_settings_are_other_systems(result, monkeypatch):
+def test_centralised_systems_of_other_settings_are_other_systems(result):
     """Whichever run comes first; the same settings in several runs are one system."""
     runs = []
-    for epsilon, value in ((5.0, 0.3), (1.0, 0.1)):
-        baselines = ["popularity", {"name": "dp-popularity", "epsilon": epsilon}]
-        runs.append(
-            result(
-                f"eps{epsilon:g}",
-                users=[0.5, 0.2],
-                baselines={"popularity": [0.2, 0.2], "dp-popularity": [value, value]},
-                evaluation={"baselines": baselines},
-            )
-        )
+    for epsilon, value in ((5, 0.3), (1, 0.1)):
+        private = {"name": "dp-popularity", "epsilon": float(epsilon)}
+        tables = {"popularity": [0.2, 0.2], "dp-popularity": [value, value]}
+        evaluation = {"baselines": ["popularity", private]}
+        users = [0.5, 0.2]
+        runs.append(result(f"eps{epsilon}", users=users, baselines=tables, evaluation=evaluation))
+    labels = [f"dp-popularity (epsilon={epsilon})" for epsilon in (1, 5)]
     for order in (runs, runs[::-1]):
         systems = compare(order).systems
-        assert set(systems) == {
-            "eps5",
-            "eps1",
-            "popularity",
-            "dp-popularity (epsilon=5)",
-            "dp-popularity (epsilon=1)",
-        }
-        means = {label: system.by_seed[0] for label, system in systems.items()}
-        assert means["dp-popularity (epsilon=5)"] == pytest.approx(0.3)
-        assert means["dp-popularity (epsilon=1)"] == pytest.approx(0.1)
+        assert set(systems) == {"eps5", "eps1", "popularity", *labels}
+        means = [systems[label].by_seed[0] for label in labels]
+        assert means == pytest.approx([0.1, 0.3])
     assert list(compare(runs[:1]).systems) == ["eps5", "popularity", "dp-popularity"]

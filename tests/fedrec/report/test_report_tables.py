@@ -50,33 +50,16 @@ def test_an_interval_is_that_of_resampling_one_by_one():
     np.testing.assert_allclose(found, one_by_one(values, 10_000, 1), atol=0.01)
 
 
-def test_the_bootstrap_interval_has_its_coverage():
-    random, hits = np.random.default_rng(1), 0
-    for trial in range(200):
-        ((low, high),) = bootstrap_intervals([random.normal(0.3, 1, 50)], resamples=400, seed=trial)
-        hits += low <= 0.3 <= high
-    assert 0.88 <= hits / 200 <= 0.99
-
-
 # Paired tests against scipy, closed forms and worked examples.
-
-
-def test_p_values_are_scipys():
-    random = np.random.default_rng(3)
-    one, other = random.random(60), random.random(60)
-    (found,) = paired_tests([one - other])
-    assert found.t_p == pytest.approx(stats.ttest_rel(one, other).pvalue)
-    assert found.wilcoxon_p == pytest.approx(stats.wilcoxon(one, other).pvalue)
-    differences = one - other
-    assert found.difference == pytest.approx(differences.mean())
-    assert found.effect == pytest.approx(differences.mean() / differences.std(ddof=1))
-    assert (found.better, found.worse) == ((differences > 0).sum(), (differences < 0).sum())
 
 
 def test_hits_of_many_users_by_hand():
     # 60 users gain a hit, 40 lose one: ranks are all 50.5, so the balance is 20 * 50.5 and its
     # variance 100 * 50.5^2
-    (found,) = paired_tests([np.repeat([1.0, -1.0, 0.0], [60, 40, 500])])
+    differences = np.repeat([1.0, -1.0, 0.0], [60, 40, 500])
+    (found,) = paired_tests([differences])
+    assert found.effect == pytest.approx(20 / 600 / differences.std(ddof=1))
+    assert (found.better, found.worse) == (60, 40)
     assert found.wilcoxon_p == pytest.approx(2 * stats.norm.sf(2))
 
 
@@ -198,20 +181,14 @@ def test_nothing_is_low_rated_where_every_row_is_positive():
 
 
 def test_the_number_of_settings_tried_is_stated_and_changes_nothing_else():
-    plain = load("privrec-ml1m", ["evaluation.baselines=['ease', {name='warp', factors=4}]"])
-    told = load(
-        "privrec-ml1m",
-        [
-            "settings-tried=9",
-            "evaluation.baselines=[{name='ease', settings-tried=3}, "
-            "{name='warp', factors=4, settings-tried=2}]",
-        ],
-    )
+    tried = "evaluation.baselines=[{{name='ease', settings-tried={}}}]"
+    plain = load("privrec-ml1m", ["evaluation.baselines=['ease']"])
+    told = load("privrec-ml1m", ["settings-tried=9", tried.format(3)])
     assert told.digest() == plain.digest() and told.settings_tried == 9
-    assert told.evaluation.settings_tried() == {"ease": 3, "warp": 2}
+    assert told.evaluation.settings_tried() == {"ease": 3}
     assert told.evaluation.baseline_settings() == plain.evaluation.baseline_settings()
     with pytest.raises(ExperimentError, match=r"baselines.ease.settings-tried(.*\n)*.*got.*0"):
-        load("privrec-ml1m", ["evaluation.baselines=[{name='ease', settings-tried=0}]"]).resolve()
+        load("privrec-ml1m", [tried.format(0)]).resolve()
 
 
 @pytest.mark.parametrize(

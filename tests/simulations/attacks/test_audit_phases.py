@@ -51,7 +51,7 @@ COUNTED = {
     "strategy": {"name": "popularity-start", "main": {"name": "reptile"}},
     "privacy": {**PRIVACY, "clip-norm": 0.5, "phases": {"popularity": COUNTS}},
 }
-STAGE = {"name": "contrastive", "hidden": 4, "session-length": 4, "segment-length": 2, "masks": 1}
+STAGE = {"name": "contrastive", "hidden": 4, "session-length": 4, "masks": 1}
 STAGED = {
     **SGD,
     "rounds": 5,
@@ -169,11 +169,3 @@ def test_one_parameter_that_skips_the_clip_is_found(tmp_path, monkeypatch, param
     names = {check.name for check in run.checks if not check.passed}
     assert f"reach-of-{parameter}" in names
     assert names <= {f"reach-of-{parameter}", "reach", "reach-of-one"}
-
-
-def test_a_phase_without_noise_is_not_audited(tmp_path):
-    stage = {**STAGED["strategy"]["stage-one"], "clients": "opted-in", "share": 0.3}
-    privacy = {**STAGED["privacy"], "phases": {}, "private-phases": ["main"]}
-    table = {**STAGED, "strategy": {**STAGED["strategy"], "stage-one": stage}, "privacy": privacy}
-    found = audit(table, tmp_path)
-    assert failed(found) == {"run 1": set()} and found.runs[0].claim.rounds == 3

@@ -132,7 +132,7 @@ def test_up_waits_for_the_nodes_with_data_and_refuses_wrong_ones(shards, monkeyp
     add_nodes(shards, 0)
     waited = []
     monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
-    monkeypatch.setattr(operator, "_wait_for", lambda *_: None)
+    monkeypatch.setattr(operator, "_answers", lambda *_: True)
     monkeypatch.setattr(operator, "register_nodes", lambda _: {})
     monkeypatch.setattr(operator, "_wait_for_nodes", lambda _, count, __: waited.append(count))
     operator.up(shards)

@@ -32,7 +32,7 @@ from flwr.proto.message_pb2 import (
     PushObjectRequest,
     PushObjectResponse,
 )
-from flwr.proto.node_pb2 import Node
+from flwr.proto.node_pb2 import Node, NodeInfo
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
@@ -153,8 +153,8 @@ def test_a_damaged_list_of_processes_is_as_none(tmp_path, content):
 def test_it_is_said_when_a_node_was_last_heard_of(status, until, words, overdue):
     """Flower keeps the moment until which a node counts as online: two intervals after its last
     heartbeat."""
-    node = flower.NodeState(7, status, b"", "node-2", 15.0, until)
-    assert words in node.heard(100.0) and node.overdue(100.0) is overdue
+    node = NodeInfo(status=status, heartbeat_interval=15.0, online_until=until)
+    assert words in flower.heard(node, 100.0) and flower.overdue(node, 100.0) is overdue
 
 
 def test_restarts_of_nodes_are_counted_and_a_dead_process_stays_in_the_list(tmp_path, monkeypatch):
@@ -168,7 +168,7 @@ def test_restarts_of_nodes_are_counted_and_a_dead_process_stays_in_the_list(tmp_
         time.sleep(0.3)
     monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
     here = deployment(tmp_path)
-    nodes = [flower.NodeState(n, "online", b"", f"node-{n}") for n in (1, 2)]
+    nodes = [NodeInfo(status="online", name=f"node-{n}") for n in (1, 2)]
     found = {name: int(restarts) for name, *_, restarts in operator.node_rows(here, nodes)[1]}
     table = json.loads((logs / "processes.json").read_text())["processes"]
     made._end()
@@ -245,8 +245,10 @@ def two_nodes(monkeypatch):
     """A SuperLink that knows two nodes."""
     now = time.time()
     nodes = [
-        flower.NodeState(2**63, "online", b"", "node-1", 15.0, now + 26),
-        flower.NodeState(2**62, "online", b"", "node-2", 15.0, now + 8),
+        NodeInfo(
+            node_id=node, status="online", name=name, heartbeat_interval=15.0, online_until=until
+        )
+        for node, name, until in ((2**63, "node-1", now + 26), (2**62, "node-2", now + 8))
     ]
     superlink = SimpleNamespace(nodes=lambda: nodes, close=lambda: None)
     monkeypatch.setattr(flower, "Control", lambda *_: superlink)

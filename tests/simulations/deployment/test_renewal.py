@@ -225,7 +225,7 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
     superlink._call = lambda name, **fields: calls[name](**fields)
     assert superlink.unregister(key)
     assert [node.status for node in nodes] == ["unregistered", "online"]
-    assert [node.node for node in superlink.nodes()] == [4]
+    assert [node.node_id for node in superlink.nodes()] == [4]
     assert not superlink.unregister(key)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that tests install with pip, and app bundles that they give to `flwr run`."""
+"""Packages that tests install with pip, app bundles that they give to `flwr run`, the number of
+inputs of a fuzz test, and what it accepts as an answer."""
 
 import os
 import subprocess
@@ -7,7 +8,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from fedrec.runs.folder import RunFolder
+from hypothesis import HealthCheck, settings
+
+from fedrec.errors import FedrecError
 from simulations.engines import flower
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +41,28 @@ def flwr_command(app, folder, config, path=()):
         )
 
 
-def flwr_run(app, folder, config, path=()):
-    """The run folder, `folder / "run"`, of an app bundle with fedrec's server."""
-    done = flwr_command(app, folder, f"{config} output='{folder / 'run'}'", path)
-    assert (folder / "run" / "run.json").exists(), done.stdout[-3000:] + done.stderr[-2000:]
-    run = RunFolder(folder / "run")
-    assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
-    return run
+TIMES = float(os.environ.get("FEDREC_FUZZ", "1"))
+"""`FEDREC_FUZZ=10` tries ten times as many inputs, `FEDREC_FUZZ=.1` a tenth."""
+
+
+def fuzzed(count):
+    """Settings of a fuzz test with so many inputs, the same ones in every run."""
+    return settings(
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=max(1, round(count * TIMES)),
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.data_too_large,
+        ],
+    )
+
+
+def told(action, *arguments):
+    """What an action gives, or the error that tells a user what to fix."""
+    try:
+        return action(*arguments)
+    except FedrecError as error:
+        return str(error)
