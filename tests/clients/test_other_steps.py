@@ -394,6 +394,24 @@ def test_updates_are_gradients_of_what_is_predicted(node, model):
         assert found.any()
 
 
+@pytest.mark.parametrize("model", [{}, {"rank": 2}])
+def test_two_steps_are_one_after_the_other(node, model):
+    """The second one starts from what the first one moved."""
+    node = node(**model)
+    arrays = start_of(node, np.random.default_rng(1))
+    client = np.array([int(node.training[0])])
+
+    def moved(start, steps):
+        order = TrainOrder(1, client, overrides={"epochs": steps, "learning-rate": 0.3})
+        total = train_clients(node, start, order).total
+        return {name: start[name] + dense_change(total[name], start[name]) for name in start}
+
+    once = {name: value.astype(np.float32) for name, value in moved(arrays, 1).items()}
+    twice = moved(arrays, 2)
+    for name, value in moved(once, 1).items():
+        np.testing.assert_allclose(twice[name], value, atol=1e-5)
+
+
 def test_an_update_stays_within_the_users_items_and_is_clipped_whole(node):
     node = node(items=9)
     arrays = start_of(node, np.random.default_rng(2))
