@@ -17,11 +17,20 @@ import torch
 from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
+from fedrec.errors import ComponentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
+
+if not __debug__:  # every contract would pass
+    raise ComponentError(
+        "contract tests check nothing without assertions",
+        expected="Python with assertions",
+        got="python -O, or the environment variable PYTHONOPTIMIZE",
+        fix="run pytest without them",
+    )
 
 SMALL: dict[str, Any] = {
     "name": "contract",
