@@ -45,7 +45,15 @@ def forward_inputs(network, params, batch, scratch, hidden):
     in `scratch.base`."""
     repeat_row(scratch.base, hidden)
     width = params.rows.shape[1]
-    if width:
+    if width and hidden.shape[1] == 1:
+        weights = _weights(network, params, network.item_start, width).reshape(-1)
+        for example in range(len(hidden)):
+            row = params.rows[batch.rows[example] - params.first_row]
+            total = _ZERO
+            for i in range(width):
+                total += row[i] * weights[i]
+            hidden[example, 0] += total
+    elif width:
         gathered = scratch.gathered[: len(hidden)]
         for example in range(len(hidden)):
             row = batch.rows[example] - params.first_row
@@ -74,7 +82,9 @@ def backward_inputs(network, params, batch, rates, scratch, gradient):
         user = network.users[number]
         _descend_user(user, network, params, rates.users[number], weight_rate, scratch, base)
     width = params.rows.shape[1]
-    if width:
+    if width and gradient.shape[1] == 1:
+        _descend_scored_rows(network, params, batch, rates, scratch, gradient)
+    elif width:
         _descend_rows(network, params, batch, rates, scratch, gradient)
     for number in range(len(network.features)):
         feature = network.features[number]
@@ -196,6 +206,27 @@ def _descend_rows(network, params, batch, rates, scratch, gradient):
 
 
 @njit(**INLINED)
+def _descend_scored_rows(network, params, batch, rates, scratch, gradient):
+    """The same for a layer of one output, without copies of the rows."""
+    width = params.rows.shape[1]
+    weights = _weights(network, params, network.item_start, width).reshape(-1)
+    before = scratch.to_rows[0]
+    copy_row(weights, before)
+    if rates.weights[0]:
+        for example in range(len(gradient)):
+            row = params.rows[batch.rows[example] - params.first_row]
+            factor = rates.weights[0] * gradient[example, 0]
+            for i in range(width):
+                weights[i] -= factor * row[i]
+    if rates.item:
+        for example in range(len(gradient)):
+            row = params.rows[batch.rows[example] - params.first_row]
+            factor = rates.item * gradient[example, 0]
+            for i in range(width):
+                row[i] -= factor * before[i]
+
+
+@njit(**INLINED)
 def _add_feature(feature, network, params, batch, scratch, hidden):
     first = feature[3]
     last = feature[4]
@@ -208,6 +239,17 @@ def _add_feature(feature, network, params, batch, scratch, hidden):
     weights = _weights(network, params, feature[2], feature[1])
     projected[:] = 0
     add_outputs(rows, weights, projected, scratch.room)
+    if hidden.shape[1] == 1:  # padding adds the 0 at the end: a loop of varying length takes longer
+        projected_sums = scratch.projected
+        projected_sums[-1] = 0
+        for example in range(len(hidden)):
+            item = batch.items[example]
+            share = network.item_shares[item, feature[6]]
+            total = hidden[example, 0]
+            for column in range(first, last):
+                total += share * projected_sums[numbers[network.item_codes[item, column]]]
+            hidden[example, 0] = total
+        return
     for example in range(len(hidden)):
         item = batch.items[example]
         target = hidden[example]
@@ -233,17 +275,25 @@ def _descend_feature(feature, network, params, batch, rate, weight_rate, scratch
     numbers = scratch.numbers[feature[6]]
     by_category = matrix(scratch.projected, 0, len(rows), gradient.shape[1])
     by_category[:] = 0
-    for example in range(len(gradient)):
-        item = batch.items[example]
-        source = gradient[example]
-        share = network.item_shares[item, feature[6]]
-        for column in range(first, last):
-            code = network.item_codes[item, column]
-            if code < 0:
-                break
-            target = by_category[numbers[code]]
-            for o in range(source.size):
-                target[o] += share * source[o]
+    if gradient.shape[1] == 1:
+        sums = scratch.projected
+        for example in range(len(gradient)):
+            item = batch.items[example]
+            change = network.item_shares[item, feature[6]] * gradient[example, 0]
+            for column in range(first, last):
+                sums[numbers[network.item_codes[item, column]]] += change
+    else:
+        for example in range(len(gradient)):
+            item = batch.items[example]
+            source = gradient[example]
+            share = network.item_shares[item, feature[6]]
+            for column in range(first, last):
+                code = network.item_codes[item, column]
+                if code < 0:
+                    break
+                target = by_category[numbers[code]]
+                for o in range(source.size):
+                    target[o] += share * source[o]
     weights = _weights(network, params, feature[2], width)
     to_rows = matrix(scratch.to_categories, 0, len(rows), width)
     if rate:
@@ -268,11 +318,10 @@ def _copy_categories(feature, network, params, batch, scratch):
     for category in range(feature[5]):
         numbers[category] = -1
     count = 0
+    numbers[-1] = len(scratch.projected) - 1  # of padding, whose code is -1
     for item in batch.items:
         for column in range(feature[3], feature[4]):
             code = network.item_codes[item, column]
-            if code < 0:
-                break
             if numbers[code] < 0:
                 numbers[code] = count
                 categories[count] = code
