@@ -48,6 +48,7 @@ import torch  # noqa: E402
 from benchmarks.contestants.ours import experiment  # noqa: E402
 from benchmarks.contestants.shipped import Numbers, apart, initial, orders, trained  # noqa: E402
 from benchmarks.processes import GpuWatch, child_environment  # noqa: E402
+from clients import blocks  # noqa: E402
 from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
@@ -213,7 +214,7 @@ def before_training(node: Node, arrays: Numbers, users: int) -> float:
         device = SecondDevice() if not CUDA else None
         with (
             device or nullcontext(),
-            mock.patch("clients.blocks._NodeTraining._trained", side_effect=_Begins),
+            mock.patch.object(blocks._Training, "_trained", side_effect=_Begins),
             suppress(_Begins),
         ):
             trained(node, arrays, order)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.kernel.compiled import FAST, INLINED, compiled
+from fedrec.kernel.compiled import FAST, INLINED, ORDERED, compiled
 from fedrec.kernel.products import (
     VECTOR,
     activate,
@@ -83,7 +83,10 @@ def backward_inputs(network, params, batch, rates, scratch, gradient):
         _descend_user(user, network, params, rates.users[number], weight_rate, scratch, base)
     width = params.rows.shape[1]
     if width and gradient.shape[1] == 1:
-        _descend_scored_rows(network, params, batch, rates, scratch, gradient)
+        weights = _weights(network, params, network.item_start, width).reshape(-1)
+        of_rows = batch.rows - params.first_row
+        sizes = rates.item, rates.weights[0]
+        _descend_scored_rows(sizes, params.rows, of_rows, weights, gradient.reshape(-1))
     elif width:
         _descend_rows(network, params, batch, rates, scratch, gradient)
     for number in range(len(network.features)):
@@ -205,25 +208,22 @@ def _descend_rows(network, params, batch, rates, scratch, gradient):
                 params.rows[row, i] -= rates.item * to_rows[example, i]
 
 
-@njit(**INLINED)
-def _descend_scored_rows(network, params, batch, rates, scratch, gradient):
-    """The same for a layer of one output, without copies of the rows."""
-    width = params.rows.shape[1]
-    weights = _weights(network, params, network.item_start, width).reshape(-1)
-    before = scratch.to_rows[0]
-    copy_row(weights, before)
-    if rates.weights[0]:
-        for example in range(len(gradient)):
-            row = params.rows[batch.rows[example] - params.first_row]
-            factor = rates.weights[0] * gradient[example, 0]
-            for i in range(width):
-                weights[i] -= factor * row[i]
-    if rates.item:
-        for example in range(len(gradient)):
-            row = params.rows[batch.rows[example] - params.first_row]
-            factor = rates.item * gradient[example, 0]
-            for i in range(width):
-                row[i] -= factor * before[i]
+@njit(**ORDERED)
+def _descend_scored_rows(rates, rows, indices, weights, errors):
+    """The same for a layer of one output, with step sizes of rows and weights, without copies of
+    the rows."""
+    before = weights.copy()
+    for n in range(len(errors) if rates[1] else 0):
+        row = rows[indices[n]]
+        for i in range(weights.size):
+            if len(errors) == 1:  # rounded as a product of matrices is
+                weights[i] -= rates[1] * row[i] * errors[n]
+            else:
+                weights[i] -= rates[1] * errors[n] * row[i]
+    for n in range(len(errors) if rates[0] else 0):
+        row = rows[indices[n]]
+        for i in range(weights.size):
+            row[i] -= rates[0] * (errors[n] * before[i])
 
 
 @njit(**INLINED)
@@ -239,16 +239,9 @@ def _add_feature(feature, network, params, batch, scratch, hidden):
     weights = _weights(network, params, feature[2], feature[1])
     projected[:] = 0
     add_outputs(rows, weights, projected, scratch.room)
-    if hidden.shape[1] == 1:  # padding adds the 0 at the end: a loop of varying length takes longer
-        projected_sums = scratch.projected
-        projected_sums[-1] = 0
-        for example in range(len(hidden)):
-            item = batch.items[example]
-            share = network.item_shares[item, feature[6]]
-            total = hidden[example, 0]
-            for column in range(first, last):
-                total += share * projected_sums[numbers[network.item_codes[item, column]]]
-            hidden[example, 0] = total
+    if hidden.shape[1] == 1:
+        scratch.projected[-1] = 0
+        _score_categories(feature, network, batch.items, numbers, scratch.projected, hidden)
         return
     for example in range(len(hidden)):
         item = batch.items[example]
@@ -261,6 +254,26 @@ def _add_feature(feature, network, params, batch, scratch, hidden):
             source = projected[numbers[code]]
             for o in range(target.size):
                 target[o] += share * source[o]
+
+
+@njit(**ORDERED)
+def _score_categories(feature, network, items, numbers, projected, scores):
+    """Add the categories' parts to scores `[n, 1]`. Padding adds the 0 at the end of `projected`,
+    because loops of varying lengths take longer."""
+    for n in range(len(items)):
+        share = network.item_shares[items[n], feature[6]]
+        for column in range(feature[3], feature[4]):
+            number = numbers[network.item_codes[items[n], column]]
+            scores[n, 0] += share * projected[number]
+
+
+@njit(**ORDERED)
+def _sum_by_category(feature, network, items, numbers, sums, errors):
+    """Add the examples' gradients `[n, 1]` to those of their categories, and of padding."""
+    for n in range(len(items)):
+        share = network.item_shares[items[n], feature[6]]
+        for column in range(feature[3], feature[4]):
+            sums[numbers[network.item_codes[items[n], column]]] += share * errors[n, 0]
 
 
 @njit(**INLINED)
@@ -276,12 +289,7 @@ def _descend_feature(feature, network, params, batch, rate, weight_rate, scratch
     by_category = matrix(scratch.projected, 0, len(rows), gradient.shape[1])
     by_category[:] = 0
     if gradient.shape[1] == 1:
-        sums = scratch.projected
-        for example in range(len(gradient)):
-            item = batch.items[example]
-            change = network.item_shares[item, feature[6]] * gradient[example, 0]
-            for column in range(first, last):
-                sums[numbers[network.item_codes[item, column]]] += change
+        _sum_by_category(feature, network, batch.items, numbers, scratch.projected, gradient)
     else:
         for example in range(len(gradient)):
             item = batch.items[example]
