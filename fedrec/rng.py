@@ -84,25 +84,6 @@ def _in_words(number: int) -> list[int]:
     return [(number >> (32 * word)) & 0xFFFFFFFF for word in range(count)]
 
 
-def state_of(random: np.random.Generator) -> np.ndarray:
-    """The state of a generator of PCG64 as compiled code takes it, `uint64 [1, 6]`."""
-    state = random.bit_generator.state
-    numbers = state["state"]["state"], state["state"]["inc"]
-    halves = [half for number in numbers for half in (number >> 64, number & _LOW)]
-    return np.array([[*halves, state["uinteger"], state["has_uint32"]]], dtype=np.uint64)
-
-
-def restored(random: np.random.Generator, state: np.ndarray) -> None:
-    """Set a generator of PCG64 to a state `uint64 [1, 6]`."""
-    high, low, _, _, half, has = state[0].tolist()
-    before = random.bit_generator.state
-    numbers = {**before["state"], "state": (high << 64) | low}
-    random.bit_generator.state = {**before, "state": numbers, "uinteger": half, "has_uint32": has}
-
-
-_LOW = (1 << 64) - 1
-
-
 def torch_stream(seed: int, name: str, *address: int):
     """Torch CPU generator of the stream `name[address]` (parameters are drawn on the CPU on every
     device)."""

@@ -99,9 +99,8 @@ def labelled(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw the examples of one client once, in no order: items `int64 [n]` and labels `float32
     [n]`; see `ExampleDraw`."""
-    draw = ExampleDraw(1, UNLIMITED, negatives, low_rated=low_rated == "negative", shuffled=False)
-    drawn = draw.batches(data, schema, random)
-    return drawn.items.ravel()[: drawn.examples], drawn.labels.ravel()[: drawn.examples]
+    draw = ExampleDraw(1, UNLIMITED, negatives, low_rated=low_rated == "negative")
+    return draw.examples(data, schema, random)
 
 
 # Steps that train on a client's own sessions, alone or beside labelled examples.

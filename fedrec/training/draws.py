@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.data.client_data import ClientData
+from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.interactions import Schema, time_weighted
 from fedrec.data.population import Population
 from fedrec.device import on_device
-from fedrec.rng import restored, state_of
 from fedrec.training.block import UNLIMITED, Batches, Block, width_of
 
 Ragged = tuple[np.ndarray, np.ndarray]
@@ -60,27 +59,33 @@ class ExampleDraw:
         )
 
     def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
-        """The batches of one client, drawn from its stream."""
+        """The batches of one client, drawn from its stream as a block's are."""
+        if not self.epochs:
+            return Batches.cut([], self.batch_size)
+        items, labels = self.examples(data, schema, random)
+        orders = [
+            random.permutation(len(items)) if self.shuffled else slice(None)
+            for _ in range(self.epochs)
+        ]
+        return Batches.cut([(items[order], labels[order]) for order in orders], self.batch_size)
+
+    def examples(
+        self, data: ClientData, schema: Schema, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The examples of one client in no order: items `int64 [n]` and labels `float32 [n]`."""
         ranking = schema.task == "ranking"
         liked = data.labels > 0
         chosen = liked if ranking and not self.low_rated else slice(None)
-        items = data.items[chosen]
-        count = int(liked.sum()) if ranking else 0
-        examples = ClientExamples.of(
-            self,
-            (np.array([0, len(items)]), items),
-            data.labels[chosen],
-            (np.array([0, len(data.never_negative)]), data.never_negative),
-            np.array([count]),
-            schema.num_items,
+        known = data.never_negative
+        count = (
+            self.negatives * int(liked.sum()) if ranking and len(known) < schema.num_items else 0
         )
-        state = state_of(random)
-        block = examples.block(np.zeros(1, np.int64), state, (), torch.device("cpu"))
-        restored(random, state)
-        items, labels, sizes = (
-            part[:, 0].numpy() for part in (block.items, block.labels, block.sizes)
+        drawn = draw_negatives(known, schema.num_items, count, random) if count else known[:0]
+        negative = np.zeros(count, dtype=np.float32)
+        return (
+            np.concatenate([data.items[chosen], drawn]),
+            np.concatenate([data.labels[chosen], negative]),
         )
-        return Batches(items, labels, sizes, block.examples[0], block.last_epoch[0])
 
 
 @dataclass(frozen=True)

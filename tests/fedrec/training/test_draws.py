@@ -10,7 +10,7 @@ import torch
 from fedrec.data.client_data import ClientData
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
-from fedrec.rng import restored, state_of, stream, streams
+from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block
 from fedrec.training.draws import ClientExamples, ExampleDraw, _in_compiled_code, _on_device
 from tests.clients.oracles import labelled
@@ -19,18 +19,15 @@ from tests.clients.oracles import labelled
 @pytest.mark.parametrize("seed", [0, 7, 2**32, 2**70 + 5])
 @pytest.mark.parametrize("address", [(), (3,), (2**40, 1)])
 def test_streams_are_those_of_numpy(seed, address):
-    """Of 10,000 clients in all, by their states; a stream is restored with half a number."""
+    """Of 10,000 clients in all, by their states."""
     random = np.random.default_rng(1)
     clients = np.concatenate([np.arange(834), random.integers(2**62, size=10)])
     states = streams(seed, "client", clients, *address)
-    for client, state in zip(clients.tolist(), states, strict=True):
-        numpy = stream(seed, "client", client, *address)
-        assert np.array_equal(state_of(numpy)[0], state)
-    numpy.integers(7, size=3)  # leaves half a number
-    state = state_of(numpy)
-    first = numpy.integers(2**40, size=5).tolist()
-    restored(numpy, state)
-    assert numpy.integers(2**40, size=5).tolist() == first
+    for client, state in zip(clients.tolist(), states.tolist(), strict=True):
+        numpy = stream(seed, "client", client, *address).bit_generator.state
+        numbers = numpy["state"]["state"], numpy["state"]["inc"]
+        halves = [half for number in numbers for half in divmod(number, 1 << 64)]
+        assert state == [*halves, numpy["uinteger"], numpy["has_uint32"]]
 
 
 def client_of(random, items, rows, rating):
