@@ -16,7 +16,6 @@ from clients.steps.sequence import Joint, JointConfig, SequenceStep, SequenceSte
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
-from fedrec.pretext.contrast import item_loss, segment_loss
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
@@ -361,9 +360,8 @@ def test_equation_10_weighs_the_losses_on_items_and_on_segments(make):
     views = torch.tensor(step.task.views(population.client(1), stream(0, "x"))[None])
     own = {name: value.unsqueeze(0) for name, value in parameters.items()}
     rows, present = own["item.id"][:, views[0].clamp(min=0)], views >= 0
-    items, segments = (
-        measure(own, rows, present, step.task.layout) for measure in (item_loss, segment_loss)
-    )
+    measures = step.task.item_loss, step.task.segment_loss
+    items, segments = (measure(own, rows, present) for measure in measures)
     assert loss_from_table(step.task, own, views).item() == pytest.approx(
         (0.5 * items + 2 * segments).item()
     )

@@ -11,7 +11,10 @@ from scipy.stats import chisquare
 from torch import nn
 from torch.nn import functional as F
 
-from fedrec.pretext.contrast import Contrast, item_loss, segment_loss
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import Schema
+from fedrec.models.privrec import PrivRec, PrivRecConfig
+from fedrec.pretext.contrast import SessionConfig, SessionTask
 from fedrec.pretext.views import (
     ViewLayout,
     cut_sessions,
@@ -23,16 +26,29 @@ from fedrec.pretext.views import (
 
 # Equations 8 and 9 against loops over plain torch modules.
 
-LAYOUT = ViewLayout(session=4, item_negatives=2, segment=2, segment_negatives=3)
 NONE = -1
-# Item-masked session | true item, negatives | segment-masked session | true segment, three negative
+# Item-masked session | true item, negatives | segment-masked session | true segment, four negative
 # segments.
 VIEWS = [
-    [[9, 1, 2, 3], [0, 9, 8], [0, 5, 6, 3], [1, 2, 5, 6, 6, 7, 3, 4]],
-    [[4, 7, NONE, NONE], [5, 7, 6], [8, 5, NONE, NONE], [4, NONE, 8, NONE, 1, NONE, 1, NONE]],
-    [[3, 3, 7, NONE], [3, 7, 7], [NONE] * 4, [NONE] * 8],
-    [[NONE] * 4, [NONE] * 3, [NONE] * 4, [NONE] * 8],
+    [[9, 1, 2, 3], [0, 9, 8], [0, 5, 6, 3], [1, 2, 5, 6, 6, 7, 3, 4, 8, 9]],
+    [[4, 7, NONE, NONE], [5, 7, 6], [8, 5, NONE, NONE], [4, NONE, 8, NONE, *[1, NONE] * 3]],
+    [[3, 3, 7, NONE], [3, 7, 7], [NONE] * 4, [NONE] * 10],
+    [[NONE] * 4, [NONE] * 3, [NONE] * 4, [NONE] * 10],
 ]
+LOSSES = ("item_loss", "segment_loss")
+
+
+def task(**settings):
+    """A task on sessions of up to four items, with two negative items."""
+    model = PrivRec(PrivRecConfig(), Schema(10, FeatureTable(10), (), "ranking"))
+    config = SessionConfig(session_length=4, item_negatives=2, hidden=5, **settings)
+    return SessionTask(config, model)
+
+
+def measured(name, parameters, table, views, **settings):
+    """A loss of views `[C, V, width]` with the rows of a table."""
+    measure = getattr(task(**settings), name)
+    return measure(parameters, table[views.clamp(min=0)], views >= 0)
 
 
 @pytest.fixture
@@ -85,7 +101,7 @@ class Plain(nn.Module):
         losses = []
         for _, _, masked, segments in VIEWS[:2]:
             encoded = torch.stack(
-                [self.session(segments[start : start + 2]) for start in range(0, 8, 2)]
+                [self.session(segments[start : start + 2]) for start in range(0, 10, 2)]
             )
             losses.append(
                 F.cross_entropy((encoded @ self.session(masked)).unsqueeze(0), torch.tensor([0]))
@@ -93,22 +109,22 @@ class Plain(nn.Module):
         return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("measure", [item_loss, segment_loss])
-def test_losses_and_gradients_equal_those_of_plain_modules(setting, measure):
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_gradients_equal_those_of_plain_modules(setting, name):
     parameters, table, views = setting
     leaves = {name: value.unsqueeze(0).requires_grad_() for name, value in parameters.items()}
     own = table.clone().requires_grad_()
-    found = measure(leaves, own[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT)
+    found = measured(name, leaves, own, views[None])
     found.sum().backward()
     plain = Plain(parameters, table)
-    expected = getattr(plain, measure.__name__)()
+    expected = getattr(plain, name)()
     expected.backward()
     torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(own.grad, plain.table.weight.grad, rtol=1e-5, atol=1e-6)
     assert own.grad.abs().max() > 1e-3
     weight = leaves["session.gru.state.weight"].grad[0]
     torch.testing.assert_close(weight, plain.gru.weight_hh_l0.grad.T, rtol=1e-5, atol=1e-6)
-    if measure is item_loss:
+    if name == "item_loss":
         first = leaves["session.item0.weight"].grad[0]
         torch.testing.assert_close(first, plain.items[0].weight.grad.T, rtol=1e-5, atol=1e-6)
 
@@ -116,26 +132,21 @@ def test_losses_and_gradients_equal_those_of_plain_modules(setting, measure):
 def test_clients_do_not_see_each_other(setting):
     parameters, table, views = setting
     both = {name: torch.stack([value, 2 * value]) for name, value in parameters.items()}
-    rows = torch.stack([views, views.flip(0)])
-    found = segment_loss(both, table[rows.clamp(min=0)], rows >= 0, LAYOUT)
+    found = measured("segment_loss", both, table, torch.stack([views, views.flip(0)]))
     for client, scale in ((0, 1), (1, 2)):
         own = {name: scale * value.unsqueeze(0) for name, value in parameters.items()}
-        alone = segment_loss(
-            own, table[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT
-        )
+        alone = measured("segment_loss", own, table, views[None])
         torch.testing.assert_close(found[client], alone[0])
 
 
-@pytest.mark.parametrize(("measure", "temperature"), [(item_loss, 0.2), (segment_loss, 0.7)])
-def test_directions_are_compared_by_torchs_cosines(setting, measure, temperature):
+@pytest.mark.parametrize(("name", "temperature"), [("item_loss", 0.2), ("segment_loss", 0.7)])
+def test_directions_are_compared_by_torchs_cosines(setting, name, temperature):
     _, table, views = setting
     own = table.clone().requires_grad_()
-    contrast = Contrast("mean", temperature)
-    rows = own[views.clamp(min=0)].unsqueeze(0)
-    found = measure({}, rows, (views >= 0).unsqueeze(0), LAYOUT, contrast)
+    found = measured(name, {}, own, views[None], encoder="mean", temperature=temperature)
     found.sum().backward()
     plain = table.clone().requires_grad_()
-    expected = cosine_loss(plain, measure is item_loss, temperature)
+    expected = cosine_loss(plain, name == "item_loss", temperature)
     expected.backward()
     torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(own.grad, plain.grad, rtol=1e-4, atol=1e-5)
@@ -153,7 +164,7 @@ def cosine_loss(table, of_items, temperature):
         query = direction(masked if of_items else replaced)
         others = [[item] for item in candidates]
         if not of_items:
-            others = [segments[start : start + 2] for start in range(0, 8, 2)]
+            others = [segments[start : start + 2] for start in range(0, 10, 2)]
         scores = [F.cosine_similarity(query, direction(one), dim=0) for one in others]
         scores = torch.stack(scores).unsqueeze(0) / temperature
         losses.append(F.cross_entropy(scores, torch.tensor([0])))
@@ -162,14 +173,10 @@ def cosine_loss(table, of_items, temperature):
 
 def test_an_empty_place_is_as_if_the_item_had_never_been_there(setting):
     """For every place, also the first."""
-    _, table, _ = setting
-    contrast = Contrast("mean", 0.5)
     sessions = [[NONE, 1, 2, 3], [1, NONE, 2, 3], [1, 2, 3, NONE]]
-    views = [[*session, 5, 6, 7, *([NONE] * 12)] for session in sessions]
-    rows = torch.tensor(views)[:, None, None]
-    found = [
-        item_loss({}, table[row.clamp(min=0)], row >= 0, LAYOUT, contrast).item() for row in rows
-    ]
+    views = torch.tensor([[*session, 5, 6, 7, *([NONE] * 14)] for session in sessions])
+    own = {"encoder": "mean", "temperature": 0.5}
+    found = [measured("item_loss", {}, setting[1], row[None, None], **own).item() for row in views]
     assert found == pytest.approx([found[0]] * 3) and found[0] > 0
 
 
@@ -177,9 +184,8 @@ def test_without_views_the_loss_is_zero(setting):
     parameters, table, _ = setting
     own = {name: value.unsqueeze(0) for name, value in parameters.items()}
     for count in (0, 2):
-        rows = torch.full((1, count, LAYOUT.width), NONE)
-        for measure in (item_loss, segment_loss):
-            assert measure(own, table[rows.clamp(min=0)], rows >= 0, LAYOUT).tolist() == [0]
+        views = torch.full((1, count, task().layout.width), NONE)
+        assert [measured(name, own, table, views).tolist() for name in LOSSES] == [[0], [0]]
 
 
 # The encoders against `torch.nn.GRU` and `torch.nn.Linear`, values and gradients.
