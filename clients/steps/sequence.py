@@ -89,7 +89,7 @@ class SequenceStep(DescentStep):
             return Batches.none()
         steps = self.config.epochs
         width = int(padded_width(np.array(len(sequence) - 1), longest))
-        drawn = model.drawn(width)
+        drawn = model.config.drawn(width)
         items = np.zeros((steps, drawn + width + 1), dtype=np.int64)
         if drawn:
             outside = data.never_negative, model.schema.num_items

@@ -67,6 +67,14 @@ class SequenceConfig(Config):
     """Items drawn for a position with the loss `binary` (default: 1, as published), or for a
     sequence with `sampled-softmax` (default: 256)."""
 
+    def drawn(self, width: int) -> int:
+        """Number of items drawn for a sequence of a given number of positions."""
+        if self.loss == "softmax":
+            return 0
+        if self.loss == "binary":
+            return width * (self.negatives or 1)
+        return self.negatives or 256
+
 
 class SequenceModel(HistoryModel):
     """Base of sequence models: item embeddings, hidden states and losses."""
@@ -105,14 +113,6 @@ class SequenceModel(HistoryModel):
     @property
     def form(self) -> HistoryForm:
         return HistoryForm(longest=self.config.longest)
-
-    def drawn(self, width: int) -> int:
-        """Number of items drawn for a sequence of a given number of positions."""
-        if self.config.loss == "softmax":
-            return 0
-        if self.config.loss == "binary":
-            return width * (self.config.negatives or 1)
-        return self.config.negatives or 256
 
     def _initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise normal embeddings and the projection matrices of item vectors."""
@@ -165,7 +165,7 @@ class SequenceModel(HistoryModel):
             parameters: each `[C, ...]`.
             items: `int64 [C, B, drawn + W + 1]`: items drawn for a sequence, then the sequence; any
                 after its last.
-            drawn: number of drawn items, see `drawn`.
+            drawn: number of drawn items, see `SequenceConfig.drawn`.
             counts: `int64 [C, B]`, number of items that have a next one.
             generators: of dropout, one for each slice, on the CPU.
             weights: `[C, B]`, of a sequence's positions, without gradient; None: 1.
@@ -225,7 +225,7 @@ class SequenceModel(HistoryModel):
 
     def _negatives(self, sequences: Tensor, generator: torch.Generator) -> Tensor:
         """Draw items outside each sequence `int64 [B, W + 1]`, `[B, drawn(W)]`."""
-        count = self.drawn(sequences.shape[1] - 1)
+        count = self.config.drawn(sequences.shape[1] - 1)
         if not count:
             return torch.empty(len(sequences), 0, dtype=torch.int64)
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))

@@ -266,7 +266,7 @@ def test_vectors_add_their_projection_to_the_embeddings_at_both_ends(kind, confi
         plain.history_scores(by_hand, SEQUENCES[None]),
     )
     counts = torch.tensor([[3, 1, 0]])
-    drawn = torch.arange(3 * model.drawn(3)).view(1, 3, -1) % ITEMS
+    drawn = torch.arange(3 * model.config.drawn(3)).view(1, 3, -1) % ITEMS
     given = torch.cat([drawn, SEQUENCES[None]], -1), drawn.shape[-1], counts, []
     torch.testing.assert_close(
         model.sequence_loss(parameters, *given), plain.sequence_loss(by_hand, *given)
