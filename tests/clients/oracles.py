@@ -182,6 +182,13 @@ class Contrastive(OneByOne, contrastive.Contrastive):
         return lambda parameters: loss_from_table(self.task, parameters, batch)
 
 
+def one_history(model, items):
+    """A user's history, `[1, 1, items]`, from its liked items."""
+    history = torch.zeros(1, 1, model.schema.num_items)
+    history[0, 0, torch.from_numpy(items)] = 1.0
+    return history
+
+
 def prior_of(priors, data):
     """A client's noisy prior, `[1, 1, K]`."""
     return Prior(*(torch.from_numpy(part)[None, None] for part in priors.of(data)))
@@ -253,7 +260,7 @@ class Vae(OneByOne, vae.VaeStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
             )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history = self.model.history(data.positives).to(self.device)
+        history = one_history(self.model, data.positives).to(self.device)
         loss = math.nan
         beta = self.config.beta
         prior = None if self.priors is None else prior_of(self.priors, data)
@@ -290,7 +297,7 @@ class DpVae(OneByOne, dpvae.DpVae):
                 0, sum(v.numel() for v in network.values()), device=self.device
             ), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.model.history(data.positives).to(self.device)
+        history = one_history(self.model, data.positives).to(self.device)
         draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
