@@ -14,6 +14,8 @@ from hypothesis import settings
 from tests.fedrec.report.browser import Browser, executable
 from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
 
+pytest.register_assert_rewrite("tests.component_checks")
+
 # The same inputs in every run, however long they take on a busy machine.
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
