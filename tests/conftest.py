@@ -14,6 +14,8 @@ from hypothesis import settings
 from tests.fedrec.report.browser import Browser, executable
 from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
 
+pytest.register_assert_rewrite("tests.component_checks")
+
 # The same inputs in every run, however long they take on a busy machine.
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
@@ -223,85 +225,42 @@ def world():
 
 @pytest.fixture(scope="session")
 def torch_privrec():
-    """An independent PrivRec of `nn.Embedding` and `nn.Linear`, for one client."""
-    import torch
-    from torch import nn
+    """An independent PrivRec for one client, item by item, of means of rows and of linear layers.
 
-    class TorchPrivRec(nn.Module):
+    Its `values` are leaves by PrivRec's names.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    class TorchPrivRec:
         def __init__(self, model, parameters):
-            super().__init__()
-            self.item_codes = [
-                torch.from_numpy(f.padded()) for f in model.schema.item_features.features
-            ]
-            self.tables = nn.ParameterDict()
-            self.names = {name: name.replace(".", "_") for name in parameters}
-            for name in parameters:
-                if not name.startswith("layer"):
-                    self.tables[self.names[name]] = nn.Embedding.from_pretrained(
-                        parameters[name].clone(), freeze=False
-                    )
-            self.layers = nn.ModuleList()
-            for layer in range(len(model.config.hidden) + 1):
-                weight = parameters[f"layer{layer}.weight"]
-                linear = nn.Linear(*weight.shape)
-                linear.load_state_dict(
-                    {"weight": weight.T.clone(), "bias": parameters[f"layer{layer}.bias"].clone()}
-                )
-                self.layers.append(linear)
-            self.activation = {"relu": nn.ReLU(), "sigmoid": nn.Sigmoid(), "tanh": nn.Tanh()}[
-                model.config.activation
-            ]
-            self.users = [f"user_{name}" for name, _ in model.schema.user_features]
-            self.items = [f"item_{f.name}" for f in model.schema.item_features.features]
+            self.values = {n: v.clone().requires_grad_() for n, v in parameters.items()}
+            self.activation = getattr(torch, model.config.activation)
+            self.users = [f"user.{name}" for name, _ in model.schema.user_features]
+            self.items = {
+                f"item.{feature.name}": torch.from_numpy(feature.padded())
+                for feature in model.schema.item_features.features
+            }
 
         def mean_row(self, name, codes):
-            table = self.tables[name]
+            table = self.values[name]
             codes = codes[codes >= 0]
-            return table(codes).mean(0) if len(codes) else torch.zeros(table.embedding_dim)
+            return table[codes].mean(0) if len(codes) else torch.zeros(table.shape[1])
 
         def one(self, users, item):
-            parts = [
-                self.mean_row(name, codes) for name, codes in zip(self.users, users, strict=True)
-            ]
-            parts.append(self.tables["item_id"](item))
-            parts += [
-                self.mean_row(name, codes[item])
-                for name, codes in zip(self.items, self.item_codes, strict=True)
-            ]
+            parts = [self.mean_row(*pair) for pair in zip(self.users, users, strict=True)]
+            parts.append(self.values["item.id"][item])
+            parts += [self.mean_row(name, codes[item]) for name, codes in self.items.items()]
             hidden = torch.cat(parts)
-            for linear in self.layers[:-1]:
-                hidden = self.activation(linear(hidden))
-            return self.layers[-1](hidden)[0]
+            last = sum(name.endswith(".weight") for name in self.values) - 1
+            for layer in range(last + 1):
+                weight, bias = (self.values[f"layer{layer}.{part}"] for part in ("weight", "bias"))
+                hidden = F.linear(hidden, weight.T, bias)
+                hidden = self.activation(hidden) if layer < last else hidden
+            return hidden[0]
 
-        def forward(self, users, items):
+        def __call__(self, users, items):
             return torch.stack([self.one(users, item) for item in items])
-
-        def named(self):
-            """Present parameters (or their gradients) under PrivRec's names and in its shapes."""
-            found = {
-                name: self.tables[key].weight
-                for name, key in self.names.items()
-                if key in self.tables
-            }
-            for layer, linear in enumerate(self.layers):
-                found[f"layer{layer}.weight"] = linear.weight
-                found[f"layer{layer}.bias"] = linear.bias
-            return found
-
-        def values(self):
-            return {
-                n: (v.T if n.startswith("layer") and v.dim() == 2 else v).detach()
-                for n, v in self.named().items()
-            }
-
-        def gradients(self):
-            named = {
-                n: torch.zeros_like(v) if v.grad is None else v.grad
-                for n, v in self.named().items()
-            }
-            return {
-                n: g.T if n.startswith("layer") and g.dim() == 2 else g for n, g in named.items()
-            }
 
     return TorchPrivRec
 

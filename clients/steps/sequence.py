@@ -89,7 +89,7 @@ class SequenceStep(DescentStep):
             return Batches.none()
         steps = self.config.epochs
         width = int(padded_width(np.array(len(sequence) - 1), longest))
-        drawn = model.drawn(width)
+        drawn = model.config.drawn(width)
         items = np.zeros((steps, drawn + width + 1), dtype=np.int64)
         if drawn:
             outside = data.never_negative, model.schema.num_items
@@ -137,19 +137,16 @@ class SequenceObjective:
         drawn = members[0].drawn
         items = block.items[step, :active]
         counts = (block.sizes[step, :active] - drawn - 1)[:, None]
-        dropout = self._kept(members, step, items)
-        if members[0].catalogue is None:
-            embedded = self.model.embeddings(parameters, items)[:, None]
-            return self.model.drawn_loss(parameters, embedded, drawn, counts, dropout, 1 / counts)
-        sequences = items[:, None]
-        none = sequences[..., :0]
-        return self.model.sequence_loss(parameters, sequences, counts, none, dropout, 1 / counts)
-
-    def _kept(self, members: list[SequenceBatches], step: int, items: Tensor) -> Tensor | None:
-        """Factors of dropout, `[dropped, C, 1, W, d]`, of each client from its own seed."""
         generators = [torch.Generator().manual_seed(int(member.seeds[step])) for member in members]
-        factors = self.model.keep(generators, 1, items.shape[-1] - members[0].drawn - 1)
-        return None if factors is None else factors.to(items.device)
+        return self.model.sequence_loss(
+            parameters,
+            items[:, None],
+            drawn,
+            counts,
+            generators,
+            1 / counts,
+            compact=members[0].catalogue is None,
+        )
 
 
 # Local SGD on recommendation and self-supervision together (PrivRec section 2.4.3, equation 11).

@@ -33,7 +33,7 @@ from clients.steps.descent import (
     rates_by_name,
 )
 from fedrec.models.base import Parameters
-from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
+from fedrec.models.privrec import ITEMS, PROFILE, PrivRec, PrivRecProfile
 from fedrec.nn.layers import KernelModel
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.training.block import Block
@@ -125,7 +125,7 @@ class SgdProfile(Sgd):
 
     def __init__(self, config: SgdConfig, model: PrivRecProfile, device: torch.device) -> None:
         super().__init__(config, model, device)
-        self.model = model.network
+        self.model = PrivRec(model.config, model.schema)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrec.errors import DataError
-from fedrec.runtime.ragged import numbered, spans, within_groups
+from fedrec.runtime.ragged import spans, within_groups
 
 _WORD = re.compile(r"[^\W_]{2,}")
 
@@ -142,23 +142,6 @@ class Feature:
         number = {name: code for code, name in enumerate(categories)}
         new = np.array([number.get(name, number[other]) for name in self.categories], np.int64)
         return Feature(self.name, categories, self.offsets, new[self.codes])
-
-    def distinct_shares(self) -> tuple[np.ndarray, np.ndarray]:
-        """Weight of each category in a row's mean, for each distinct list of codes.
-
-        Returns:
-            `float32 [distinct, categories]`, and the index of each row in it, `int32 [rows]`.
-        """
-        padded = self.padded()
-        index = np.zeros(self.rows, dtype=np.int64)
-        for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
-            index = numbered(index * (len(self.categories) + 1) + column + 1)
-        distinct = padded[np.unique(index, return_index=True)[1]]
-        row, column = np.nonzero(distinct >= 0)
-        shares = np.zeros((len(distinct), len(self.categories)), dtype=np.float32)
-        np.add.at(shares, (row, distinct[row, column]), np.float32(1))
-        shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
-        return shares, index.astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)

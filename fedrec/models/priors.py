@@ -11,15 +11,14 @@ from a seed, and then each of the K numbers is rescaled to [0, 1] over the requi
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedrec.data.client_data import ClientData
 from fedrec.errors import DataError
-from fedrec.models.vae import Prior, Vae
+from fedrec.models.vae import Vae
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.rng import stream
 from fedrec.runtime.files import read_json
@@ -61,15 +60,12 @@ def word_vectors(
     return [stretched[[row_of[word] for word in kind]] for kind in looked_up]
 
 
-def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
-    """Read the vectors of words from a GloVe text file: a word and its numbers on each line,
+def read_glove(path: Path, words: Iterable[str]) -> dict[str, list[str]]:
+    """Read the numbers of words from a GloVe text file: a word and its numbers on each line,
     frequent words first.
 
     The first line of a word counts: glove.840B has later ones of the kind
         `at name@domain.com 0.01 ...`.
-
-    Raises:
-        DataError: the line of a word has no numbers, or a different count than the others.
     """
     wanted = set(words)
     numbers: dict[str, list[str]] = {}
@@ -78,7 +74,7 @@ def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
             word, _, rest = line.rstrip().partition(" ")
             if word in wanted and word not in numbers:
                 numbers[word] = rest.split(" ")
-    return _checked(numbers, path)
+    return numbers
 
 
 def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
@@ -99,42 +95,25 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
             fix="use the original file, or remove priors.sha256",
         )
     log.info("word vectors from %s, sha256 %s", path, digest)
-    vectors = read_glove(path, words) if kind == "glove" else _read_table(path, words)
-    if not vectors:
+    try:
+        known = read_glove(path, words) if kind == "glove" else read_json(path)
+        numbers = {word: known[word] for word in words if word in known}
+        table = np.array(list(numbers.values()), dtype=np.float64)
+        if numbers and (table.ndim != 2 or not table.shape[1] or not np.isfinite(table).all()):
+            raise ValueError("none, NaN or infinity")
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is not a valid vector file",
+            expected="equally many finite numbers for each word; a table is a JSON object of lists",
+            got=str(error),
+            fix="correct or replace the file",
+        ) from None
+    if not numbers:
         raise DataError(
             f"{path} has no vectors for the words of the users' metadata, such as {words[0]!r}",
             fix='map them to words in the file: words = {"M" = "male"}',
         )
-    return vectors
-
-
-def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
-    try:
-        table = read_json(path)
-        numbers = {word: table[word] for word in words if word in table}
-    except (ValueError, TypeError) as error:
-        raise _invalid(path, str(error)) from None
-    return _checked(numbers, path)
-
-
-def _checked(numbers: Mapping[str, Sequence[object]], path: Path) -> dict[str, np.ndarray]:
-    """Check that all vectors are finite and of equal length."""
-    try:
-        table = np.array(list(numbers.values()), dtype=np.float64)
-    except (ValueError, TypeError) as error:
-        raise _invalid(path, str(error)) from None
-    if numbers and (table.ndim != 2 or not table.shape[1] or not np.isfinite(table).all()):
-        raise _invalid(path, "none, NaN or infinity")
     return dict(zip(numbers, table, strict=True))
-
-
-def _invalid(path: Path, got: str) -> DataError:
-    return DataError(
-        f"{path} is not a valid vector file",
-        expected="equally many finite numbers for each word; a table is a JSON object of lists",
-        got=got,
-        fix="correct or replace the file",
-    )
 
 
 def _projection(length: int, numbers: int) -> np.ndarray:
@@ -227,11 +206,6 @@ class UserPriors:
         mean = mean.clip(0, self.highest)
         variance = variance.clip(_SMALLEST_VARIANCE, np.maximum(_SMALLEST_VARIANCE, self._widest))
         return mean.astype(np.float32), variance.astype(np.float32)
-
-    def prior(self, data: ClientData, device: torch.device) -> Prior:
-        """Noisy prior of one client as a `Prior`, `[1, 1, K]`."""
-        mean, variance = (torch.from_numpy(part)[None, None].to(device) for part in self.of(data))
-        return Prior(mean, variance)
 
     @property
     def sensitivities(self) -> tuple[float, float]:

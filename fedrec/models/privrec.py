@@ -48,16 +48,12 @@ from fedrec.nn.layers import (
     gather_rows,
     glorot,
     kaiming,
-    mixed_rows,
+    mean_rows,
     perceptron,
-    pooled_rows,
     row_shares,
+    shares_or_codes,
 )
 from fedrec.sums.content import unit
-
-_FEW_CATEGORIES = (
-    64  # up to this size a product with all rows of a table is cheaper than gathering rows
-)
 
 
 class PrivRecConfig(Config):
@@ -154,7 +150,10 @@ class PrivRec(Model):
         """Predictions before the output activation, `[C, B]`. The first layer is applied to the
         user part once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
-        user = _joined_means(tables, [codes.unsqueeze(1) for codes in users[: len(tables)]])
+        user = [
+            mean_rows(table, shares_or_codes(codes.unsqueeze(1), table.shape[1]))
+            for table, codes in zip(tables, users[: len(tables)], strict=True)
+        ]
         item = [
             feature.rows(parameters, items)
             for feature in (*self._item_features, *self._item_vectors)
@@ -237,55 +236,25 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
     return torch.nn.functional.pad(scores, (0, width - scores.shape[1])).float()
 
 
-def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
-    """Mean rows of tables `[C, R, d]` for users' codes `int64 [C, B, w]`, concatenated.
-
-    Returns:
-        `[C, B, d]` each; several may be concatenated.
-    """
-    if tables and all(table.shape[1] <= _FEW_CATEGORIES for table in tables):
-        shares = [
-            row_shares(codes, table.shape[1]) for codes, table in zip(users, tables, strict=True)
-        ]
-        return [mixed_rows(shares, tables)]
-    return [pooled_rows(table, codes) for codes, table in zip(users, tables, strict=True)]
-
-
 class _ItemFeature:
     """Mean embedding of an item feature with public, fixed categories."""
 
     def __init__(self, feature: Feature) -> None:
         self.name = f"item.{feature.name}"
         self._feature = feature
-        self._few = len(feature.categories) <= _FEW_CATEGORIES
 
     def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
         """Mean embeddings of items `int64 [C, B]`, `[C, B, d]`."""
-        table = parameters[self.name]
-        codes = self._of(items)
-        return mixed_rows([codes], [table]) if self._few else pooled_rows(table, codes)
-
-    def _of(self, items: Tensor) -> Tensor:
-        """Category weights of items `int64 [...]`, `float32 [..., R]`; the codes themselves if
-        there are many categories."""
-        if self._tables[0].device != items.device:
-            self._tables = tuple(table.to(items.device) for table in self._tables)
-        distinct = self._tables[0]
-        rows = items.reshape(-1)
-        for index in self._tables[1:]:
-            rows = index.index_select(0, rows)
-        return distinct.index_select(0, rows).view(*items.shape, -1)
+        if self._shares.device != items.device:
+            self._shares = self._shares.to(items.device)
+        shares = self._shares.index_select(0, items.reshape(-1)).view(*items.shape, -1)
+        return mean_rows(parameters[self.name], shares)
 
     @cached_property
-    def _tables(self) -> tuple[Tensor, ...]:
-        """Weights of the categories, `float32 [distinct, R]`, and each item's row in them, `int32
-        [items]`.
-
-        If there are many categories, only the codes of each item, `int64 [items, w]`.
-        """
-        if self._few:
-            return tuple(map(torch.from_numpy, self._feature.distinct_shares()))
-        return (torch.from_numpy(self._feature.padded()),)
+    def _shares(self) -> Tensor:
+        """The categories of all items, `[items, width]`, see `shares_or_codes`."""
+        codes = torch.from_numpy(self._feature.padded())
+        return shares_or_codes(codes, len(self._feature.categories))
 
 
 # PrivRec's network plus an item-based score: an extension of Wang et al. 2021.
@@ -312,12 +281,8 @@ class PrivRecProfileConfig(PrivRecConfig):
     """The profile is made of the items' embeddings."""
 
 
-class PrivRecProfile(Model):
-    """PrivRec's network plus the similarity of an item to the user's own items.
-
-    Attributes:
-        network: PrivRec's network, which has all parameters but the profile.
-    """
+class PrivRecProfile(PrivRec):
+    """PrivRec's network plus the similarity of an item to the user's own items."""
 
     name = "privrec-profile"
     Config = PrivRecProfileConfig
@@ -325,21 +290,9 @@ class PrivRecProfile(Model):
     paper = "an extension of PrivRec (Wang et al. 2021)"
     config: PrivRecProfileConfig
 
-    def __init__(self, config: PrivRecProfileConfig, schema: Schema) -> None:
-        super().__init__(config, schema)
-        self.network = PrivRec(config, schema)
-        # Of this model, not of its class
-        self.item_tables = self.network.item_tables  # type: ignore[misc]
-
-    @classmethod
-    def features_used(cls, config: PrivRecProfileConfig, known: FeatureNames) -> FeatureNames:
-        """Side features that the network uses."""
-        return PrivRec.features_used(config, known)
-
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise PrivRec's parameters and a zero profile, `[embedding]`."""
-        profile = torch.zeros(self.config.embedding)
-        return {**self.network.initial(generator), PROFILE: profile}
+        return {**super().initial(generator), PROFILE: torch.zeros(self.config.embedding)}
 
     def predict(
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
@@ -348,5 +301,8 @@ class PrivRecProfile(Model):
         embedded = gather_rows(parameters[ITEMS], items if rows is None else rows)
         units = F.normalize(embedded, dim=-1)
         cosines = torch.bmm(units, parameters[PROFILE].unsqueeze(-1)).squeeze(-1)
-        network = self.network.predict(parameters, users, items, rows)
-        return network + _SIMILARITY * cosines
+        return super().predict(parameters, users, items, rows) + _SIMILARITY * cosines
+
+    def kernel(self) -> None:
+        """No declaration for native code, which has no profiles; the step trains `PrivRec`."""
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -47,6 +47,9 @@ INIT_STD = 0.02
 """Standard deviation of initial embeddings, which are then scaled by the root of their width."""
 _WIDTH_STEP = 32  # sequences are padded to a multiple, so that many are of one width
 
+Dropped = Callable[[Tensor], Tensor]
+"""Dropout of states `[C, B, W, d]`, or the identity."""
+
 
 class SequenceConfig(Config):
     """Settings of all models of sequences."""
@@ -64,13 +67,17 @@ class SequenceConfig(Config):
     """Items drawn for a position with the loss `binary` (default: 1, as published), or for a
     sequence with `sampled-softmax` (default: 256)."""
 
+    def drawn(self, width: int) -> int:
+        """Number of items drawn for a sequence of a given number of positions."""
+        if self.loss == "softmax":
+            return 0
+        if self.loss == "binary":
+            return width * (self.negatives or 1)
+        return self.negatives or 256
+
 
 class SequenceModel(HistoryModel):
-    """Base of sequence models: item embeddings, hidden states and losses.
-
-    Attributes:
-        dropped: number of times that dropout is applied to states `[positions, d]`.
-    """
+    """Base of sequence models: item embeddings, hidden states and losses."""
 
     Config = SequenceConfig
     tasks = ("ranking",)
@@ -86,13 +93,9 @@ class SequenceModel(HistoryModel):
         """Side features used: dense vectors of the items."""
         return FeatureNames(item_vectors=known.item_vectors)
 
-    @property
-    @abstractmethod
-    def dropped(self) -> int: ...
-
     @abstractmethod
     def encode(
-        self, parameters: Parameters, inputs: Tensor, counts: Tensor, masks: Tensor | None
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, dropped: Dropped
     ) -> Tensor:
         """Hidden states.
 
@@ -101,7 +104,7 @@ class SequenceModel(HistoryModel):
             inputs: `[C, B, W, d]`, embeddings of the items of B sequences of each slice, from the
                 earliest to the latest; numbers after the last have no effect on the others.
             counts: `int64 [C, B]`, numbers of items.
-            masks: `[dropped, C, B, W, d]`, factors of dropout; None: no dropout.
+            dropped: applied to the embeddings and to outputs of layers, always in this order.
 
         Returns:
             `[C, B, W, d]`, the state after each position.
@@ -111,14 +114,6 @@ class SequenceModel(HistoryModel):
     def form(self) -> HistoryForm:
         return HistoryForm(longest=self.config.longest)
 
-    def drawn(self, width: int) -> int:
-        """Number of items drawn for a sequence of a given number of positions."""
-        if self.config.loss == "softmax":
-            return 0
-        if self.config.loss == "binary":
-            return width * (self.config.negatives or 1)
-        return self.config.negatives or 256
-
     def _initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise normal embeddings and the projection matrices of item vectors."""
         rows = {ITEMS: self.schema.num_items} | {
@@ -127,7 +122,7 @@ class SequenceModel(HistoryModel):
         width = self.config.width
         return {n: torch.randn(r, width, generator=generator) * INIT_STD for n, r in rows.items()}
 
-    def embeddings(self, parameters: Parameters, items: Tensor | None = None) -> Tensor:
+    def _embeddings(self, parameters: Parameters, items: Tensor | None = None) -> Tensor:
         """Embeddings e `[C, N, d]` of items `int64 [C, N]`, in the order of the parameters' rows;
         None: of the whole catalogue."""
         embedded = parameters[ITEMS]
@@ -146,63 +141,46 @@ class SequenceModel(HistoryModel):
         # an exported graph has no sizes that depend on the history
         longest = histories.shape[-1] if torch.compiler.is_compiling() else int(counts.max())
         width = max(1, longest)
-        states = self.states(parameters, histories[..., :width], counts)
+        table = self._embeddings(parameters)
+        embedded = gather_rows(table, histories[..., :width].clamp(min=0))
+        states = self._states(parameters, embedded, counts, _unchanged)
         last = (counts - 1).clamp(min=0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
         final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]
-        return final @ self.embeddings(parameters).mT
-
-    def states(
-        self, parameters: Parameters, items: Tensor, counts: Tensor, masks: Tensor | None = None
-    ) -> Tensor:
-        """Hidden states `[C, B, W, d]` of sequences `int64 [C, B, W]` with `counts`, `int64 [C,
-        B]`, real items before padding; `masks` as in `encode`."""
-        embedded = gather_rows(self.embeddings(parameters), items.clamp(min=0))
-        return self._states(parameters, embedded, counts, masks)
+        return final @ table.mT
 
     def sequence_loss(
         self,
         parameters: Parameters,
         items: Tensor,
+        drawn: int,
         counts: Tensor,
-        negatives: Tensor,
-        masks: Tensor | None = None,
+        generators: Sequence[torch.Generator],
         weights: Tensor | None = None,
+        *,
+        compact: bool = False,
     ) -> Tensor:
         """Sum of the losses of all positions of each slice's sequences, `[C]`.
 
         Args:
             parameters: each `[C, ...]`.
-            items: `int64 [C, B, W + 1]`, sequences; any after the last.
+            items: `int64 [C, B, drawn + W + 1]`: items drawn for a sequence, then the sequence; any
+                after its last.
+            drawn: number of drawn items, see `SequenceConfig.drawn`.
             counts: `int64 [C, B]`, number of items that have a next one.
-            negatives: `int64 [C, B, drawn(W)]`, drawn items.
-            masks: see `encode`.
+            generators: of dropout, one for each slice, on the CPU.
             weights: `[C, B]`, of a sequence's positions, without gradient; None: 1.
+            compact: whether item tables have one row for each of `items`, with B = 1, instead of
+                one for each item of the catalogue.
         """
-        table = self.embeddings(parameters)
-        embedded = gather_rows(table, torch.cat([negatives, items.clamp(min=0)], -1))
-        if self.config.loss != "softmax":
-            return self.drawn_loss(
-                parameters, embedded, negatives.shape[-1], counts, masks, weights
-            )
-        states = self._states(parameters, embedded[:, :, :-1], counts, masks)
+        table = self._embeddings(parameters, items[:, 0] if compact else None)
+        embedded = table[:, None] if compact else gather_rows(table, items.clamp(min=0))
+        others, sequence = embedded.split((drawn, items.shape[-1] - drawn), 2)
+        dropout = Dropout(self.config.dropout, generators)
+        states = self._states(parameters, sequence[:, :, :-1], counts, dropout)
         real = _weighted(states, counts, weights)
-        return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
-
-    def drawn_loss(
-        self,
-        parameters: Parameters,
-        embedded: Tensor,
-        drawn: int,
-        counts: Tensor,
-        masks: Tensor | None = None,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Sum of the losses with drawn items, from the embeddings `[C, B, drawn + W + 1, d]` of
-        drawn items, then of the sequence."""
-        others, sequence = embedded.split((drawn, embedded.shape[2] - drawn), 2)
-        states = self._states(parameters, sequence[:, :, :-1], counts, masks)
+        if self.config.loss == "softmax":
+            return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
         wanted = (states * sequence[:, :, 1:]).sum(-1)
-        real = _weighted(states, counts, weights)
         if self.config.loss == "binary":
             others = others.unflatten(2, (states.shape[2], -1))
             refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
@@ -222,28 +200,10 @@ class SequenceModel(HistoryModel):
             losses.append(self._mean_loss(client_params, sequences, generator))
         return torch.stack(losses)[:, None].expand(histories.shape[:2])
 
-    def keep(
-        self, generators: Sequence[torch.Generator], sequences: int, width: int
-    ) -> Tensor | None:
-        """Dropout factors `[dropped, C, B, W, d]` from C generators, for B sequences of W
-        positions; None without dropout."""
-        hidden = round(self.config.dropout * 256)
-        if not hidden:
-            return None
-        shape = (self.dropped, sequences, width, self.config.width)
-        size = math.prod(shape)
-        drawn = torch.empty(len(generators), -(-size // 8), dtype=torch.int64)
-        for numbers_of_client, generator in zip(drawn, generators, strict=True):
-            numbers_of_client.random_(-(2**63), None, generator=generator)
-        numbers = drawn.view(torch.uint8)[:, :size].numpy()
-        # by PyTorch this takes three times as long
-        masks = torch.from_numpy((numbers >= hidden) * np.float32(256 / (256 - hidden)))
-        return masks.view(len(generators), *shape).transpose(0, 1)
-
     def _states(
-        self, parameters: Parameters, embedded: Tensor, counts: Tensor, masks: Tensor | None
+        self, parameters: Parameters, embedded: Tensor, counts: Tensor, dropped: Dropped
     ) -> Tensor:
-        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, masks)
+        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, dropped)
 
     def _mean_loss(
         self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
@@ -256,17 +216,16 @@ class SequenceModel(HistoryModel):
         for width in np.unique(widths[widths > 0]).tolist():
             some = torch.from_numpy(widths == width).to(sequences.device)
             rows = sequences[some, : width + 1]
-            drawn = self._negatives(rows, generator)[None].to(rows.device)
-            masks = self.keep([generator], len(rows), width)
-            masks = None if masks is None else masks.to(rows.device)
+            drawn = self._negatives(rows, generator)
+            items = torch.cat([drawn.to(rows.device), rows], 1)[None]
             total = total + self.sequence_loss(
-                parameters, rows[None], counts[some][None], drawn, masks
+                parameters, items, drawn.shape[1], counts[some][None], [generator]
             )
         return total[0] / counts.clamp(min=0).sum().clamp(min=1)
 
     def _negatives(self, sequences: Tensor, generator: torch.Generator) -> Tensor:
         """Draw items outside each sequence `int64 [B, W + 1]`, `[B, drawn(W)]`."""
-        count = self.drawn(sequences.shape[1] - 1)
+        count = self.config.drawn(sequences.shape[1] - 1)
         if not count:
             return torch.empty(len(sequences), 0, dtype=torch.int64)
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
@@ -280,6 +239,36 @@ class SequenceModel(HistoryModel):
 def padded_width(counts: np.ndarray, longest: int) -> np.ndarray:
     """Padded width for sequences of the given lengths, `int64 [...]`; 0 without any."""
     return np.maximum(np.minimum(-(-counts // _WIDTH_STEP) * _WIDTH_STEP, longest), 0)
+
+
+class Dropout:
+    """Dropout of states, with factors drawn anew in each call.
+
+    Args:
+        rate: share of the numbers that become 0, in [0, 1), rounded to 1/256.
+        generators: one for each slice of the cohort dimension, on the CPU.
+    """
+
+    def __init__(self, rate: float, generators: Sequence[torch.Generator]) -> None:
+        self._hidden = round(rate * 256)
+        self._generators = generators
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return values `[C, ...]`, some set to 0 and the others scaled."""
+        if not self._hidden:
+            return values
+        size = values[0].numel()
+        drawn = torch.empty(len(values), -(-size // 8), dtype=torch.int64)
+        for numbers_of_client, generator in zip(drawn, self._generators, strict=True):
+            numbers_of_client.random_(-(2**63), None, generator=generator)
+        numbers = drawn.view(torch.uint8)[:, :size].numpy()
+        # by PyTorch this takes three times as long
+        factors = (numbers >= self._hidden) * np.float32(256 / (256 - self._hidden))
+        return values * torch.from_numpy(factors).view(values.shape).to(values.device)
+
+
+def _unchanged(values: Tensor) -> Tensor:
+    return values
 
 
 def _weighted(states: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
@@ -340,11 +329,6 @@ class SasRec(SequenceModel):
     paper = "SASRec (Kang and McAuley 2018)"
     config: SasRecConfig
 
-    @property
-    def dropped(self) -> int:
-        """Number of dropouts: on the embeddings and on both parts of each block."""
-        return 1 + 2 * self.config.blocks
-
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings and weights `[in, out]`, zero biases, norms of 1.
 
@@ -365,23 +349,22 @@ class SasRec(SequenceModel):
         return drawn
 
     def encode(
-        self, parameters: Parameters, inputs: Tensor, counts: Tensor, masks: Tensor | None
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, dropped: Dropped
     ) -> Tensor:
         """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
-        factors = [None] * self.dropped if masks is None else list(masks)
-        values = _dropped(inputs + self._places(parameters["place"], counts, inputs), factors[0])
+        values = dropped(inputs + self._places(parameters["place"], counts, inputs))
         for block in range(self.config.blocks):
             name = f"block{block}"
             joined = affine(
                 parameters, f"{name}.attention", normalised(parameters, f"{name}.norm1", values)
             )
             outputs = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
-            values = values + _dropped(outputs, factors[1 + 2 * block])
+            values = values + dropped(outputs)
             inner = affine(
                 parameters, f"{name}.inner", normalised(parameters, f"{name}.norm2", values)
             )
             outputs = affine(parameters, f"{name}.outer", torch.relu(inner))
-            values = values + _dropped(outputs, factors[2 + 2 * block])
+            values = values + dropped(outputs)
         return normalised(parameters, "norm", values)
 
     def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:
@@ -393,10 +376,6 @@ class SasRec(SequenceModel):
     def _norms(self) -> list[str]:
         blocks = range(self.config.blocks)
         return [f"block{block}.norm{part}" for block in blocks for part in (1, 2)] + ["norm"]
-
-
-def _dropped(values: Tensor, masks: Tensor | None) -> Tensor:
-    return values if masks is None else values * masks
 
 
 # A gated recurrent unit over the last items of a user (Hidasi et al., Session-based Recommendations
@@ -426,11 +405,6 @@ class Gru4Rec(SequenceModel):
     paper = "GRU4Rec (Hidasi et al. 2016)"
     config: Gru4RecConfig
 
-    @property
-    def dropped(self) -> int:
-        """Number of dropouts: on the embeddings and on the states."""
-        return 2
-
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings; weights `[in, out]` uniform within 1 / sqrt(d), as in PyTorch, and
         zero biases."""
@@ -444,14 +418,14 @@ class Gru4Rec(SequenceModel):
         return drawn
 
     def encode(
-        self, parameters: Parameters, inputs: Tensor, counts: Tensor, masks: Tensor | None
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, dropped: Dropped
     ) -> Tensor:
         """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
-        values = inputs if masks is None else inputs * masks[0]
+        values = dropped(inputs)
         for layer in range(self.config.layers):
             name = f"layer{layer}"
             given = affine(parameters, f"{name}.input", values).transpose(1, 2)
             weight = parameters[f"{name}.state.weight"]
             bias = parameters[f"{name}.state.bias"]
             values = recurrent_states(given, weight, bias).transpose(1, 2)
-        return values if masks is None else values * masks[1]
+        return dropped(values)

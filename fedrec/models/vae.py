@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -157,12 +156,6 @@ class Vae(HistoryModel):
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue, `[C, B, items]`: the logits at the mean of the code."""
         return self.decode(parameters, self.code(parameters, histories))
-
-    def history(self, items: np.ndarray) -> Tensor:
-        """History of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
-        history = torch.zeros(1, 1, self.schema.num_items)
-        history[0, 0, torch.from_numpy(items)] = 1.0
-        return history
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Draw:
         """Random numbers of a pass for `[C, B]` users, from a generator on the CPU."""

@@ -157,6 +157,7 @@ class KernelModel:
 # Layers with a leading cohort dimension: one table or weight per client, one operation for all of
 # them.
 
+_FEW_ROWS = 64
 _ACTIVATIONS = {
     "identity": lambda values: values,
     "relu": torch.relu,
@@ -189,8 +190,7 @@ def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
     """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`,
     `[C, ..., w]` -> `[C, ..., d]`.
 
-    An index without codes gives zeros. For tables with few rows `mixed_rows([row_shares(index, R)],
-    [table])` is equivalent and faster.
+    An index without codes gives zeros.
     """
     present = (index >= 0).unsqueeze(-1)
     rows = gather_rows(table, index.clamp(min=0)) * present
@@ -216,10 +216,19 @@ def row_shares(index: Tensor, rows: int) -> Tensor:
     return shares
 
 
-def mixed_rows(shares: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
-    """Weighted sums of the rows of tables, concatenated: each `[C, B, R]` and `[C, R, d]` give `[C,
-    B, sum of d]`."""
-    return joined([torch.bmm(s.to(t.dtype), t) for s, t in zip(shares, tables, strict=True)])
+def shares_or_codes(codes: Tensor, rows: int) -> Tensor:
+    """Rows of a table that a mean is of: as shares `float32 [..., R]` if the table has few rows, so
+    that a product with all of them is cheaper than gathering some, or as the codes
+    `int64 [..., w]` themselves."""
+    return row_shares(codes, rows) if rows <= _FEW_ROWS else codes
+
+
+def mean_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Means of rows of tables `[C, R, d]`, `[C, B, d]`; `index` is a result of
+    `shares_or_codes`."""
+    if index.is_floating_point():
+        return torch.bmm(index.to(table.dtype), table)
+    return pooled_rows(table, index)
 
 
 def perceptron(

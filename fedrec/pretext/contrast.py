@@ -3,7 +3,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, Self
+from functools import partial
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -41,38 +42,7 @@ from fedrec.training.descent import Recommending
 EncoderName = Literal["gru", "mean"]
 
 
-class Contrast(NamedTuple):
-    """Settings for encoding and comparing sessions and items.
-
-    Attributes:
-        encoder: `gru` with a feed-forward network for items (paper), or `mean`, directions of the
-            embeddings themselves.
-        temperature: divisor of inner products, > 0.
-    """
-
-    encoder: EncoderName = "gru"
-    temperature: float = 1.0
-
-    def sessions(
-        self, parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
-    ) -> Tensor:
-        """Encoded sessions `[C, n, h]` of embeddings `[C, n, T, d]`, see `encode_sessions`."""
-        if self.encoder == "mean":
-            return mean_directions(embeddings, present)
-        return encode_sessions(parameters, embeddings, present)
-
-    def items(self, parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
-        """Encoded items `[C, ..., h]` of embeddings `[C, ..., d]`."""
-        if self.encoder == "mean":
-            return unit_rows(embeddings)
-        return encode_items(parameters, embeddings)
-
-
-PAPER = Contrast()
-"""Settings of the paper."""
-
-
-def info_nce(query: Tensor, candidates: Tensor, temperature: float = 1.0) -> Tensor:
+def info_nce(query: Tensor, candidates: Tensor, temperature: float) -> Tensor:
     """Negative log-probability of the first candidate, by inner products with the query.
 
     Args:
@@ -85,58 +55,6 @@ def info_nce(query: Tensor, candidates: Tensor, temperature: float = 1.0) -> Ten
     """
     scores = (candidates @ query.unsqueeze(-1)).squeeze(-1) / temperature
     return torch.logsumexp(scores, -1) - scores[..., 0]
-
-
-def item_loss(
-    parameters: Mapping[str, Tensor],
-    embeddings: Tensor,
-    present: Tensor,
-    layout: ViewLayout,
-    contrast: Contrast = PAPER,
-) -> Tensor:
-    """Item-masked loss (equation 8): mean over the views of each client.
-
-    Args:
-        parameters: `[C, ...]` each, of the encoders.
-        embeddings: `[C, V, layout.width, d]`, of the items of the views; arbitrary values at
-            padding.
-        present: `bool [C, V, layout.width]`, false for padding; a view without any item does not
-            count.
-        layout: columns of a view.
-        contrast: settings for encoding and comparing sessions and items.
-
-    Returns:
-        `[C]`; 0 for a client without views.
-    """
-    masked, candidates, *_ = embeddings.split(layout.widths, 2)
-    real = present.split(layout.widths, 2)[0]
-    losses = info_nce(
-        contrast.sessions(parameters, masked, real),
-        contrast.items(parameters, candidates),
-        contrast.temperature,
-    )
-    return _mean(losses, real.any(-1))
-
-
-def segment_loss(
-    parameters: Mapping[str, Tensor],
-    embeddings: Tensor,
-    present: Tensor,
-    layout: ViewLayout,
-    contrast: Contrast = PAPER,
-) -> Tensor:
-    """Segment-masked loss (equation 9): mean over each client's views with negative segments,
-    `[C]`; see `item_loss`."""
-    *_, masked, segments = embeddings.split(layout.widths, 2)
-    *_, real, in_segments = present.split(layout.widths, 2)
-    cohort, views, _, width = masked.shape
-    shape = cohort, views * (1 + layout.segment_negatives), layout.segment
-    candidates = contrast.sessions(
-        parameters, segments.reshape(*shape, width), in_segments.reshape(shape)
-    )
-    queries = contrast.sessions(parameters, masked, real)
-    candidates = candidates.unflatten(1, (views, 1 + layout.segment_negatives))
-    return _mean(info_nce(queries, candidates, contrast.temperature), real[..., 0])
 
 
 def _mean(losses: Tensor, counted: Tensor) -> Tensor:
@@ -208,7 +126,6 @@ class SessionTask:
             _SEGMENT_NEGATIVES,
             config.masked_place == "empty",
         )
-        self._contrast = Contrast(config.encoder, config.temperature)
 
     def initial(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise the encoders' parameters, in addition to the model's; none for `mean`."""
@@ -240,14 +157,59 @@ class SessionTask:
         present = views >= 0
         loss = embeddings.new_zeros(len(views))
         for weight, measure in (
-            (self.config.lambda_im, item_loss),
-            (self.config.lambda_sm, segment_loss),
+            (self.config.lambda_im, self.item_loss),
+            (self.config.lambda_sm, self.segment_loss),
         ):
             if weight:
-                loss = loss + weight * measure(
-                    parameters, embeddings, present, self.layout, self._contrast
-                )
+                loss = loss + weight * measure(parameters, embeddings, present)
         return loss
+
+    def item_loss(
+        self, parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
+    ) -> Tensor:
+        """Item-masked loss (equation 8): mean over the views of each client.
+
+        Args:
+            parameters: `[C, ...]` each, of the encoders.
+            embeddings: `[C, V, layout.width, d]`, of the items of the views; arbitrary values at
+                padding.
+            present: `bool [C, V, layout.width]`, false for padding; a view without any item does
+                not count.
+
+        Returns:
+            `[C]`; 0 for a client without views.
+        """
+        masked, candidates, *_ = embeddings.split(self.layout.widths, 2)
+        real = present.split(self.layout.widths, 2)[0]
+        queries = self._sessions(parameters, masked, real)
+        encode = unit_rows if self.config.encoder == "mean" else partial(encode_items, parameters)
+        losses = info_nce(queries, encode(candidates), self.config.temperature)
+        return _mean(losses, real.any(-1))
+
+    def segment_loss(
+        self, parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
+    ) -> Tensor:
+        """Segment-masked loss (equation 9): mean over each client's views with negative segments,
+        `[C]`; see `item_loss`."""
+        *_, masked, segments = embeddings.split(self.layout.widths, 2)
+        *_, real, in_segments = present.split(self.layout.widths, 2)
+        cohort, views, _, width = masked.shape
+        count = 1 + self.layout.segment_negatives
+        shape = cohort, views * count, self.layout.segment
+        candidates = self._sessions(
+            parameters, segments.reshape(*shape, width), in_segments.reshape(shape)
+        )
+        queries = self._sessions(parameters, masked, real)
+        losses = info_nce(queries, candidates.unflatten(1, (views, count)), self.config.temperature)
+        return _mean(losses, real[..., 0])
+
+    def _sessions(
+        self, parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
+    ) -> Tensor:
+        """Encoded sessions `[C, n, h]` of embeddings `[C, n, T, d]`, see `encode_sessions`."""
+        if self.config.encoder == "mean":
+            return mean_directions(embeddings, present)
+        return encode_sessions(parameters, embeddings, present)
 
 
 # Batches and blocks with session views and the usual examples, for self-supervised training in

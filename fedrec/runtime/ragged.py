@@ -37,20 +37,6 @@ def are_distinct(ids: np.ndarray) -> bool:
     return len(set(ids.tolist())) == len(ids)
 
 
-def numbered(numbers: np.ndarray) -> np.ndarray:
-    """Number the values by first occurrence, `int64 [n]`, from non-negative values `int64 [n]`."""
-    most = int(numbers.max(initial=-1)) + 1
-    if most > _TABLE * len(numbers):  # a lookup table would be too large
-        _, numbers = np.unique(numbers, return_inverse=True)
-        most = int(numbers.max(initial=-1)) + 1
-    first = np.full(most, len(numbers))
-    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last of equal ones remains
-    present = np.flatnonzero(first < len(numbers))
-    rank = np.empty(most, dtype=np.int64)
-    rank[present[np.argsort(first[present])]] = np.arange(len(present))
-    return rank[numbers]
-
-
 def within_groups(counts: np.ndarray) -> np.ndarray:
     """Positions within groups of sizes `int64 [groups]`, from 0, `int64 [sum of counts]`."""
     positions = np.arange(int(counts.sum()))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -165,16 +165,11 @@ def transitions(
         num_items: size of the catalogue.
         recency: window and decay.
     """
-    users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     codes = [np.empty(0, np.int64)]
     weights = [np.empty(0)]
-    for distance in range(1, recency.window + 1):
-        same = users[distance:] == users[:-distance]
-        same &= items[distance:] != items[:-distance]
-        first = np.flatnonzero(same)
-        pairs = users[first] * num_items + items[first]
-        codes.append(pairs * num_items + items[first + distance])
-        weights.append(np.full(len(first), recency.decay ** (distance - 1)))
+    for users, first, second, weight in _followers(offsets, items, recency):
+        codes.append((users * num_items + first) * num_items + second)
+        weights.append(np.full(len(users), weight))
     code, entry = np.unique(np.concatenate(codes), return_inverse=True)
     summed = np.bincount(entry, np.concatenate(weights), len(code))
     user, pair = np.divmod(code, num_items * num_items)
@@ -187,15 +182,23 @@ def transition_sums(
     offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
 ) -> sparse.csr_array:
     """Sum T of all users' transitions, `float64 [items, items]`; arguments as of `transitions`."""
-    users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     total = sparse.csr_array((num_items, num_items))
+    for _, first, second, weight in _followers(offsets, items, recency):
+        weights = np.full(len(first), weight)
+        total += sparse.csr_array((weights, (first, second)), shape=total.shape)
+    return total
+
+
+def _followers(
+    offsets: np.ndarray, items: np.ndarray, recency: RecencyConfig
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float]]:
+    """Pairs of different items at each distance: users, earlier and later items, and weight."""
+    users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     for distance in range(1, recency.window + 1):
         follows = users[distance:] == users[:-distance]
         follows &= items[distance:] != items[:-distance]
-        pairs = items[:-distance][follows], items[distance:][follows]
-        weights = np.full(len(pairs[0]), float(recency.decay) ** (distance - 1))
-        total += sparse.csr_array((weights, pairs), shape=total.shape)
-    return total
+        (first,) = np.nonzero(follows)
+        yield users[first], items[first], items[first + distance], recency.decay ** (distance - 1)
 
 
 def multipliers(rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -27,22 +27,18 @@ from simulations.studies.declaration import Task, TaskJob, declared
 # Two paths of training have the same sums. The table of both goes on where it was interrupted.
 
 
-@pytest.mark.parametrize("step", ["counts", "gram"])
-def test_both_paths_have_the_same_sums(step):
-    assert sorted(steps_of("linear-synthetic")) == ["counts", "gram"]
-    assert difference("linear-synthetic", step) < 1e-12
+PATHS = [
+    ("linear-synthetic", ["counts", "gram"], 1e-12),
+    ("privrec-synthetic", ["sgd"], 1e-4),
+    pytest.param("privrec-ml1m", ["sgd"], 1e-4, marks=[pytest.mark.slow, pytest.mark.real_data]),
+    pytest.param("mf-ml1m", ["sgd"], 1e-4, marks=[pytest.mark.slow, pytest.mark.real_data]),
+]
 
 
-def test_the_kernel_takes_the_steps_of_one_client_after_the_other():
-    assert list(steps_of("privrec-synthetic")) == ["sgd"]
-    assert difference("privrec-synthetic", "sgd") < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.parametrize("name", ["privrec-ml1m", "mf-ml1m"])
-def test_it_does_on_movielens(name):
-    assert difference(name, "sgd") < 1e-4
+@pytest.mark.parametrize(("name", "steps", "most"), PATHS)
+def test_both_paths_have_the_same_sums(name, steps, most):
+    assert sorted(steps_of(name)) == steps
+    assert max(difference(name, step) for step in steps) < most
 
 
 STEPS = ("sgd", "contrastive")

@@ -23,6 +23,7 @@ from clients.steps.sgd import PROFILE
 from clients.steps.vae import generator_of
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.interactions import Schema
+from fedrec.models.vae import Prior
 from fedrec.nn.layers import gather_rows
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.sums.products import packed
@@ -181,6 +182,18 @@ class Contrastive(OneByOne, contrastive.Contrastive):
         return lambda parameters: loss_from_table(self.task, parameters, batch)
 
 
+def one_history(model, items):
+    """A user's history, `[1, 1, items]`, from its liked items."""
+    history = torch.zeros(1, 1, model.schema.num_items)
+    history[0, 0, torch.from_numpy(items)] = 1.0
+    return history
+
+
+def prior_of(priors, data):
+    """A client's noisy prior, `[1, 1, K]`."""
+    return Prior(*(torch.from_numpy(part)[None, None] for part in priors.of(data)))
+
+
 def loss_from_table(task, parameters, views):
     """The session loss, with the embeddings taken from the item table among the parameters."""
     embeddings = gather_rows(parameters[task.table], views.clamp(min=0))
@@ -247,10 +260,10 @@ class Vae(OneByOne, vae.VaeStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
             )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history = self.model.history(data.positives).to(self.device)
+        history = one_history(self.model, data.positives).to(self.device)
         loss = math.nan
         beta = self.config.beta
-        prior = None if self.priors is None else self.priors.prior(data, self.device)
+        prior = None if self.priors is None else prior_of(self.priors, data)
         for _ in range(self.config.epochs):
             draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
 
@@ -284,14 +297,14 @@ class DpVae(OneByOne, dpvae.DpVae):
                 0, sum(v.numel() for v in network.values()), device=self.device
             ), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.model.history(data.positives).to(self.device)
+        history = one_history(self.model, data.positives).to(self.device)
         draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
         }
         targets = torch.zeros(1, len(items), self.model.schema.num_items, device=self.device)
         targets[0, torch.arange(len(items)), torch.from_numpy(items)] = 1.0
-        prior = None if self.priors is None else self.priors.prior(data, self.device)
+        prior = None if self.priors is None else prior_of(self.priors, data)
         log_chances, distances = self.model.parts(leaves, history, draw, prior)
         losses = (self.config.beta / number * distances - (log_chances * targets).sum(-1))[0]
         losses = losses.mean(0, keepdim=True) if self.config.clip == "user" else losses

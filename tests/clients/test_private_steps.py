@@ -279,7 +279,7 @@ def test_gradients_are_those_of_each_interaction(vae_node):
     random = stream(1, "x")
     items = random.choice(data.positives, size=min(3, len(data.positives)), replace=False)
     draw = vae_node.model.draw((1, 1), generator_of(random))
-    history = vae_node.model.history(data.positives)
+    history = oracles.one_history(vae_node.model, data.positives)
     losses = []
     for place, item in enumerate(items):
         leaves = {
@@ -460,7 +460,10 @@ def gradient(model, parameters, data, beta, share=1.0):
         name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()
     }
     draw = model.draw((1, 1), generator_of(stream(0, "client", data.client, 1)))
-    loss = model.negative_elbo(leaves, model.history(data.positives), draw, beta).sum() * share
+    loss = (
+        model.negative_elbo(leaves, oracles.one_history(model, data.positives), draw, beta).sum()
+        * share
+    )
     gradients = torch.autograd.grad(loss, list(leaves.values()))
     return {name: g[0] for name, g in zip(leaves, gradients, strict=True)}, loss.detach()
 
@@ -505,7 +508,7 @@ def test_beta_rises_linearly_and_stays(node):
         name: value.clone().unsqueeze(0).requires_grad_() for name, value in made.initial().items()
     }
     draw = made.model.draw((1, 1), generator_of(stream(0, "client", 3, 3)))
-    history = made.model.history(made.population.client(3).positives)
+    history = oracles.one_history(made.model, made.population.client(3).positives)
     made.model.negative_elbo(leaves, history, draw, 0.25).sum().backward()
     np.testing.assert_allclose(
         total["mean.weight"], -0.01 * leaves["mean.weight"].grad[0], rtol=1e-4, atol=1e-7
@@ -530,7 +533,7 @@ def test_evaluation_gives_the_model_what_each_client_knows_and_no_more(node):
     )
     slices = {name: value.unsqueeze(0) for name, value in parameters.items()}
     for place, client in enumerate(clients.tolist()):
-        history = made.model.history(made.population.client(client).positives)
+        history = oracles.one_history(made.model, made.population.client(client).positives)
         torch.testing.assert_close(scores[place], made.model.history_scores(slices, history)[0, 0])
     tuned = VaeStep(VaeStepConfig(epochs=1, learning_rate=0.1), made.model, made.device)
     assert not torch.allclose(client_scorer(made, tuned, parameters, 1)(clients), scores)

@@ -16,7 +16,6 @@ from clients.steps.sequence import Joint, JointConfig, SequenceStep, SequenceSte
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
-from fedrec.pretext.contrast import item_loss, segment_loss
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
@@ -58,8 +57,11 @@ def test_one_epoch_is_a_gradient_step_on_the_mean_loss_of_its_places(node):
     leaves = {name: value[None].clone().requires_grad_() for name, value in parameters.items()}
     own = sequence_of(made, 3)[-6:]
     assert update.examples == len(own) - 1
-    states = made.model.states(leaves, own[None, None, :-1], torch.tensor([[len(own) - 1]]))[0, 0]
-    logits = states @ leaves["item.id"][0].T
+    inputs = leaves["item.id"][:, own[:-1]][None] * made.model.config.width**0.5
+    states = made.model.encode(
+        leaves, inputs, torch.tensor([[len(own) - 1]]), lambda states: states
+    )
+    logits = states[0, 0] @ leaves["item.id"][0].T
     loss = torch.nn.functional.cross_entropy(logits, own[1:])
     assert update.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     gradients = torch.autograd.grad(loss, list(leaves.values()))
@@ -105,8 +107,7 @@ def test_with_vectors_a_block_trains_what_a_client_alone_does(node, tmp_path):
     rows = torch.from_numpy(batches.items)[None]
     counts = torch.tensor([[batches.examples]])
     leaves = {name: value[None].clone().requires_grad_() for name, value in parameters.items()}
-    drawn = rows[..., : batches.drawn]
-    loss = made.model.sequence_loss(leaves, rows[..., batches.drawn :], counts, drawn)
+    loss = made.model.sequence_loss(leaves, rows, batches.drawn, counts, [])
     names = ["item.id", "item.cover"]
     found = torch.autograd.grad(loss.sum() / batches.examples, [leaves[name] for name in names])
     for name, gradient in zip(names, found, strict=True):
@@ -359,9 +360,8 @@ def test_equation_10_weighs_the_losses_on_items_and_on_segments(make):
     views = torch.tensor(step.task.views(population.client(1), stream(0, "x"))[None])
     own = {name: value.unsqueeze(0) for name, value in parameters.items()}
     rows, present = own["item.id"][:, views[0].clamp(min=0)], views >= 0
-    items, segments = (
-        measure(own, rows, present, step.task.layout) for measure in (item_loss, segment_loss)
-    )
+    measures = step.task.item_loss, step.task.segment_loss
+    items, segments = (measure(own, rows, present) for measure in measures)
     assert loss_from_table(step.task, own, views).item() == pytest.approx(
         (0.5 * items + 2 * segments).item()
     )

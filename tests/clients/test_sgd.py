@@ -58,8 +58,8 @@ def expected_factor(config, name, epochs_left):
 def by_torch(plain, config, data, batches):
     """Train the plain module with torch's own optimiser; returns the mean loss of the last
     epoch."""
-    anchor = [value.detach().clone() for value in plain.parameters()]
-    groups = [{"params": [value], "name": name} for name, value in plain.named().items()]
+    anchor = {name: value.detach().clone() for name, value in plain.values.items()}
+    groups = [{"params": [value], "name": name} for name, value in plain.values.items()]
     optimiser = torch.optim.SGD(groups, config.learning_rate, weight_decay=config.weight_decay)
     users = [torch.from_numpy(codes) for codes in data.features]
     for number, epoch in enumerate(batches):
@@ -75,7 +75,7 @@ def by_torch(plain, config, data, batches):
             )
             losses.append(loss.item())
             pull = sum(
-                ((p - a) ** 2).sum() for p, a in zip(plain.parameters(), anchor, strict=True)
+                (plain.values[name] - value).square().sum() for name, value in anchor.items()
             )
             optimiser.zero_grad()
             (loss + config.proximal_mu / 2 * pull).backward()
@@ -120,8 +120,10 @@ def test_update_equals_torchs_optimiser_on_the_same_batches(make, torch_privrec,
         step.config, data.items, data.labels, data.positives, stream(0, "client", 1, 1)
     )
     loss = by_torch(plain, step.config, data, list(batches))
-    for name, value in plain.values().items():
-        torch.testing.assert_close(got.delta[name], value - parameters[name], rtol=1e-5, atol=1e-6)
+    for name, value in plain.values.items():
+        torch.testing.assert_close(
+            got.delta[name], value.detach() - parameters[name], rtol=1e-5, atol=1e-6
+        )
     assert got.examples == 10 and got.loss == pytest.approx(loss, rel=1e-5)
     assert any(delta.abs().max() > 1e-3 for delta in got.delta.values())
 

@@ -169,6 +169,7 @@ def profiles_of(table):
 
 
 def by_pairs(table, measure):
+    """A measure of two columns over the users who rated both."""
     found = np.zeros((SIMILARITY_ITEMS, SIMILARITY_ITEMS))
     for i, j in np.ndindex(found.shape):
         both = ~np.isnan(table[:, i]) & ~np.isnan(table[:, j])
@@ -177,38 +178,36 @@ def by_pairs(table, measure):
     return found
 
 
-def test_cosine_over_co_raters(table):
-    expected = by_pairs(table, lambda a, b: a @ b / np.sqrt((a @ a) * (b @ b)))
-    np.testing.assert_allclose(cosine(profiles_of(table)), expected, atol=1e-12)
+def ratio(a, b):
+    norm = np.sqrt((a @ a) * (b @ b))
+    return a @ b / norm if norm else 0.0
 
 
-def test_cosine_over_columns_filled_with_zeros(table):
-    full = np.nan_to_num(table)
-    norms = np.linalg.norm(full, axis=0)
-    expected = full.T @ full / np.outer(norms, norms)
-    np.fill_diagonal(expected, 0)
-    np.testing.assert_allclose(cosine(profiles_of(table), "all"), expected, atol=1e-12)
+def correlation(a, b):
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else np.corrcoef(a, b)[0, 1]
 
 
-def test_pearson_is_that_of_numpy(table):
-    def correlation(a, b):
-        return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else np.corrcoef(a, b)[0, 1]
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (cosine, lambda table: by_pairs(table, ratio)),
+        (lambda own: cosine(own, "all"), lambda table: filled(np.nan_to_num(table))),
+        (pearson, lambda table: by_pairs(table, correlation)),
+        (
+            lambda own: pearson(own, "all"),  # with means of all ratings
+            lambda table: by_pairs(table - np.nanmean(table, axis=0), ratio),
+        ),
+    ],
+    ids=["cosine", "cosine of all", "pearson", "pearson of all"],
+)
+def test_similarities_are_those_of_each_pair(table, found, expected):
+    np.testing.assert_allclose(found(profiles_of(table)), expected(table), atol=1e-9)
 
-    found = pearson(profiles_of(table))
-    np.testing.assert_allclose(found, by_pairs(table, correlation), atol=1e-9)
-    assert not found[7].any() and not found[8].any()
 
-
-def test_pearson_with_means_of_all_ratings(table):
-    centred = table - np.nanmean(table, axis=0)
-
-    def ratio(a, b):
-        norm = np.sqrt((a @ a) * (b @ b))
-        return a @ b / norm if norm else 0.0
-
-    np.testing.assert_allclose(
-        pearson(profiles_of(table), "all"), by_pairs(centred, ratio), atol=1e-12
-    )
+def filled(table):
+    """Cosines of whole columns, filled with zeros."""
+    norms = np.linalg.norm(table, axis=0)
+    return table.T @ table / np.outer(norms, norms) * (1 - np.eye(SIMILARITY_ITEMS))
 
 
 def test_nearest_keeps_the_largest_magnitudes():

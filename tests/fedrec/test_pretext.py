@@ -11,7 +11,10 @@ from scipy.stats import chisquare
 from torch import nn
 from torch.nn import functional as F
 
-from fedrec.pretext.contrast import Contrast, item_loss, segment_loss
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import Schema
+from fedrec.models.privrec import PrivRec, PrivRecConfig
+from fedrec.pretext.contrast import SessionConfig, SessionTask
 from fedrec.pretext.views import (
     ViewLayout,
     cut_sessions,
@@ -23,16 +26,29 @@ from fedrec.pretext.views import (
 
 # Equations 8 and 9 against loops over plain torch modules.
 
-LAYOUT = ViewLayout(session=4, item_negatives=2, segment=2, segment_negatives=3)
 NONE = -1
-# Item-masked session | true item, negatives | segment-masked session | true segment, three negative
+# Item-masked session | true item, negatives | segment-masked session | true segment, four negative
 # segments.
 VIEWS = [
-    [[9, 1, 2, 3], [0, 9, 8], [0, 5, 6, 3], [1, 2, 5, 6, 6, 7, 3, 4]],
-    [[4, 7, NONE, NONE], [5, 7, 6], [8, 5, NONE, NONE], [4, NONE, 8, NONE, 1, NONE, 1, NONE]],
-    [[3, 3, 7, NONE], [3, 7, 7], [NONE] * 4, [NONE] * 8],
-    [[NONE] * 4, [NONE] * 3, [NONE] * 4, [NONE] * 8],
+    [[9, 1, 2, 3], [0, 9, 8], [0, 5, 6, 3], [1, 2, 5, 6, 6, 7, 3, 4, 8, 9]],
+    [[4, 7, NONE, NONE], [5, 7, 6], [8, 5, NONE, NONE], [4, NONE, 8, NONE, *[1, NONE] * 3]],
+    [[3, 3, 7, NONE], [3, 7, 7], [NONE] * 4, [NONE] * 10],
+    [[NONE] * 4, [NONE] * 3, [NONE] * 4, [NONE] * 10],
 ]
+LOSSES = ("item_loss", "segment_loss")
+
+
+def task(**settings):
+    """A task on sessions of up to four items, with two negative items."""
+    model = PrivRec(PrivRecConfig(), Schema(10, FeatureTable(10), (), "ranking"))
+    config = SessionConfig(session_length=4, item_negatives=2, hidden=5, **settings)
+    return SessionTask(config, model)
+
+
+def measured(name, parameters, table, views, **settings):
+    """A loss of views `[C, V, width]` with the rows of a table."""
+    measure = getattr(task(**settings), name)
+    return measure(parameters, table[views.clamp(min=0)], views >= 0)
 
 
 @pytest.fixture
@@ -40,136 +56,107 @@ def setting():
     """Encoders of one client, an item table, and the rows of `VIEWS`."""
     parameters = initial_encoder(3, 5, torch.Generator().manual_seed(0))
     table = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
-    return (
-        parameters,
-        table,
-        torch.tensor([[item for part in view for item in part] for view in VIEWS]),
-    )
+    views = [[item for part in view for item in part] for view in VIEWS]
+    return parameters, table, torch.tensor(views)
 
 
-class Plain(nn.Module):
-    """The two encoders with torch's own modules."""
+def expected_loss(name, session, item, score):
+    """Equation 8, or 9, one view after the other; a view without a query does not count."""
+    losses = []
+    for masked, candidates, replaced, segments in VIEWS:
+        query = masked if name == "item_loss" else replaced
+        if query[0] == NONE:
+            continue
+        if name == "item_loss":
+            others = [item(candidate) for candidate in candidates]
+        else:
+            others = [session(segments[start : start + 2]) for start in range(0, 10, 2)]
+        scores = torch.stack([score(session(query), other) for other in others])
+        losses.append(F.cross_entropy(scores[None], torch.tensor([0])))
+    return torch.stack(losses).mean()
 
-    def __init__(self, parameters, table):
-        super().__init__()
-        self.table = nn.Embedding.from_pretrained(table.clone(), freeze=False)
-        self.gru = nn.GRU(3, 5, batch_first=True)
-        self.items = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 5, bias=False))
-        self.gru.load_state_dict(
-            {
-                "weight_ih_l0": parameters["session.gru.input.weight"].T,
-                "weight_hh_l0": parameters["session.gru.state.weight"].T,
-                "bias_ih_l0": parameters["session.gru.input.bias"],
-                "bias_hh_l0": parameters["session.gru.state.bias"],
-            }
-        )
-        first = {
-            "weight": parameters["session.item0.weight"].T,
-            "bias": parameters["session.item0.bias"],
-        }
-        self.items[0].load_state_dict(first)
-        self.items[2].load_state_dict({"weight": parameters["session.item1.weight"].T})
 
-    def session(self, items):
+def by_modules(name, leaves, table):
+    """A loss with torch's own modules; returns it, and gradients by the table and some weights."""
+    own = {name: leaf.detach()[0] for name, leaf in leaves.items()}
+    rows = nn.Embedding.from_pretrained(table.detach().clone(), freeze=False)
+    gru = nn.GRU(3, 5, batch_first=True)
+    first, second = nn.Linear(3, 5), nn.Linear(5, 5, bias=False)
+    for part, ours in (("ih", "input"), ("hh", "state")):
+        getattr(gru, f"weight_{part}_l0").data = own[f"session.gru.{ours}.weight"].T
+        getattr(gru, f"bias_{part}_l0").data = own[f"session.gru.{ours}.bias"]
+    first.weight.data = own["session.item0.weight"].T
+    first.bias.data = own["session.item0.bias"]
+    second.weight.data = own["session.item1.weight"].T
+
+    def session(items):
         items = torch.tensor([item for item in items if item != NONE])
-        return self.gru(self.table(items).unsqueeze(0))[1][0, 0]
+        return gru(rows(items)[None])[1][0, 0]
 
-    def item_loss(self):
-        losses = []
-        for masked, candidates, _, _ in VIEWS[:3]:
-            scores = self.items(self.table(torch.tensor(candidates))) @ self.session(masked)
-            losses.append(F.cross_entropy(scores.unsqueeze(0), torch.tensor([0])))
-        return torch.stack(losses).mean()
+    def item(number):
+        return second(torch.relu(first(rows(torch.tensor(number)))))
 
-    def segment_loss(self):
-        losses = []
-        for _, _, masked, segments in VIEWS[:2]:
-            encoded = torch.stack(
-                [self.session(segments[start : start + 2]) for start in range(0, 8, 2)]
-            )
-            losses.append(
-                F.cross_entropy((encoded @ self.session(masked)).unsqueeze(0), torch.tensor([0]))
-            )
-        return torch.stack(losses).mean()
+    loss = expected_loss(name, session, item, torch.dot)
+    loss.backward()
+    weights = {"session.gru.state.weight": gru.weight_hh_l0}
+    if name == "item_loss":
+        weights["session.item0.weight"] = first.weight
+    return loss, rows.weight.grad, {name: weight.grad.T for name, weight in weights.items()}
 
 
-@pytest.mark.parametrize("measure", [item_loss, segment_loss])
-def test_losses_and_gradients_equal_those_of_plain_modules(setting, measure):
+def by_cosines(name, table, temperature):
+    """The same with cosines of mean directions."""
+    leaf = table.detach().clone().requires_grad_()
+
+    def direction(items):
+        units = [leaf[item] / leaf[item].norm() for item in items if item != NONE]
+        return sum(units, torch.zeros(3))
+
+    def score(query, other):
+        return F.cosine_similarity(query, other, dim=0) / temperature
+
+    loss = expected_loss(name, direction, lambda item: direction([item]), score)
+    loss.backward()
+    return loss, leaf.grad, {}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("temperature", [None, 0.2, 0.7])
+def test_losses_and_gradients_are_those_of_modules_or_of_cosines(setting, name, temperature):
     parameters, table, views = setting
-    leaves = {name: value.unsqueeze(0).requires_grad_() for name, value in parameters.items()}
-    own = table.clone().requires_grad_()
-    found = measure(leaves, own[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT)
+    table.requires_grad_()
+    leaves = {n: value.unsqueeze(0).requires_grad_() for n, value in parameters.items()}
+    if temperature is None:
+        found = measured(name, leaves, table, views[None])
+        expected, of_table, of_weights = by_modules(name, leaves, table)
+    else:
+        own = {"encoder": "mean", "temperature": temperature}
+        found = measured(name, {}, table, views[None], **own)
+        expected, of_table, of_weights = by_cosines(name, table, temperature)
     found.sum().backward()
-    plain = Plain(parameters, table)
-    expected = getattr(plain, measure.__name__)()
-    expected.backward()
-    torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(own.grad, plain.table.weight.grad, rtol=1e-5, atol=1e-6)
-    assert own.grad.abs().max() > 1e-3
-    weight = leaves["session.gru.state.weight"].grad[0]
-    torch.testing.assert_close(weight, plain.gru.weight_hh_l0.grad.T, rtol=1e-5, atol=1e-6)
-    if measure is item_loss:
-        first = leaves["session.item0.weight"].grad[0]
-        torch.testing.assert_close(first, plain.items[0].weight.grad.T, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(table.grad, of_table, rtol=1e-4, atol=1e-5)
+    assert table.grad.abs().max() > 1e-3
+    for name, gradient in of_weights.items():
+        torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_clients_do_not_see_each_other(setting):
     parameters, table, views = setting
     both = {name: torch.stack([value, 2 * value]) for name, value in parameters.items()}
-    rows = torch.stack([views, views.flip(0)])
-    found = segment_loss(both, table[rows.clamp(min=0)], rows >= 0, LAYOUT)
+    found = measured("segment_loss", both, table, torch.stack([views, views.flip(0)]))
     for client, scale in ((0, 1), (1, 2)):
         own = {name: scale * value.unsqueeze(0) for name, value in parameters.items()}
-        alone = segment_loss(
-            own, table[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT
-        )
+        alone = measured("segment_loss", own, table, views[None])
         torch.testing.assert_close(found[client], alone[0])
-
-
-@pytest.mark.parametrize(("measure", "temperature"), [(item_loss, 0.2), (segment_loss, 0.7)])
-def test_directions_are_compared_by_torchs_cosines(setting, measure, temperature):
-    _, table, views = setting
-    own = table.clone().requires_grad_()
-    contrast = Contrast("mean", temperature)
-    rows = own[views.clamp(min=0)].unsqueeze(0)
-    found = measure({}, rows, (views >= 0).unsqueeze(0), LAYOUT, contrast)
-    found.sum().backward()
-    plain = table.clone().requires_grad_()
-    expected = cosine_loss(plain, measure is item_loss, temperature)
-    expected.backward()
-    torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(own.grad, plain.grad, rtol=1e-4, atol=1e-5)
-    assert own.grad.abs().max() > 1e-3
-
-
-def cosine_loss(table, of_items, temperature):
-    """Equation 8, or 9, with cosines of mean directions, one view after the other."""
-
-    def direction(items):
-        return sum(table[item] / table[item].norm() for item in items if item != NONE)
-
-    losses = []
-    for masked, candidates, replaced, segments in VIEWS[: 3 if of_items else 2]:
-        query = direction(masked if of_items else replaced)
-        others = [[item] for item in candidates]
-        if not of_items:
-            others = [segments[start : start + 2] for start in range(0, 8, 2)]
-        scores = [F.cosine_similarity(query, direction(one), dim=0) for one in others]
-        scores = torch.stack(scores).unsqueeze(0) / temperature
-        losses.append(F.cross_entropy(scores, torch.tensor([0])))
-    return torch.stack(losses).mean()
 
 
 def test_an_empty_place_is_as_if_the_item_had_never_been_there(setting):
     """For every place, also the first."""
-    _, table, _ = setting
-    contrast = Contrast("mean", 0.5)
     sessions = [[NONE, 1, 2, 3], [1, NONE, 2, 3], [1, 2, 3, NONE]]
-    views = [[*session, 5, 6, 7, *([NONE] * 12)] for session in sessions]
-    rows = torch.tensor(views)[:, None, None]
-    found = [
-        item_loss({}, table[row.clamp(min=0)], row >= 0, LAYOUT, contrast).item() for row in rows
-    ]
+    views = torch.tensor([[*session, 5, 6, 7, *([NONE] * 14)] for session in sessions])
+    own = {"encoder": "mean", "temperature": 0.5}
+    found = [measured("item_loss", {}, setting[1], row[None, None], **own).item() for row in views]
     assert found == pytest.approx([found[0]] * 3) and found[0] > 0
 
 
@@ -177,9 +164,8 @@ def test_without_views_the_loss_is_zero(setting):
     parameters, table, _ = setting
     own = {name: value.unsqueeze(0) for name, value in parameters.items()}
     for count in (0, 2):
-        rows = torch.full((1, count, LAYOUT.width), NONE)
-        for measure in (item_loss, segment_loss):
-            assert measure(own, table[rows.clamp(min=0)], rows >= 0, LAYOUT).tolist() == [0]
+        views = torch.full((1, count, task().layout.width), NONE)
+        assert [measured(name, own, table, views).tolist() for name in LOSSES] == [[0], [0]]
 
 
 # The encoders against `torch.nn.GRU` and `torch.nn.Linear`, values and gradients.

@@ -11,7 +11,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.runtime.files import require_new_folder, write_atomically
 from fedrec.runtime.process import Fork, interrupting, raise_if_interrupted, uninterrupted
-from fedrec.runtime.ragged import are_distinct, distinct, numbered, spans, within_groups
+from fedrec.runtime.ragged import are_distinct, distinct, spans, within_groups
 from fedrec.runtime.shared_memory import is_shared, kept_open, private, share
 
 # Files are written completely or not at all.
@@ -185,14 +184,6 @@ def test_of_groups_of_any_size():
     assert within_groups(counts).tolist() == [0, 1, 2, 0, 0, 1]
     assert spans(starts, counts).tolist() == [5, 6, 7, 0, 7, 8]
     assert within_groups(counts[:1]).tolist() == spans(starts[:0], counts[:0]).tolist() == []
-
-
-@given(arrays(np.int64, st.integers(0, 50), elements=st.integers(0, 9)), st.integers(1, 2**40))
-def test_numbers_are_in_the_order_in_which_values_first_occur(values, times):
-    before = values.copy()
-    found = numbered(values * times)  # in a table, or too large for one
-    assert found.dtype == np.int64 and found.tolist() == pd.factorize(values)[0].tolist()
-    assert values.tolist() == before.tolist()
 
 
 @pytest.mark.parametrize(

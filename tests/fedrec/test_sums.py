@@ -79,6 +79,7 @@ def optimum(embeddings, log_shares, liked):
 
 
 def test_they_are_those_that_a_general_optimiser_finds(given):
+    """Those of a user without items are the popularities."""
     embeddings, log_shares, liked = given
     tables = torch.from_numpy(embeddings), torch.from_numpy(log_shares)
     found = LogLinear(*tables, tolerance=1e-5).scores(torch.from_numpy(liked)).numpy()
@@ -86,13 +87,7 @@ def test_they_are_those_that_a_general_optimiser_finds(given):
         expected = embeddings @ optimum(embeddings, log_shares, own) + log_shares
         difference = found[user] - expected
         np.testing.assert_allclose(difference - difference.mean(), 0, atol=2e-3)
-
-
-def test_a_user_without_items_has_popularity(given):
-    embeddings, log_shares, liked = given
-    model = LogLinear(torch.from_numpy(embeddings), torch.from_numpy(log_shares))
-    found = model.scores(torch.from_numpy(liked))[5].numpy()
-    np.testing.assert_allclose(found, log_shares - logsumexp(log_shares), atol=1e-9)
+    np.testing.assert_allclose(found[5], log_shares - logsumexp(log_shares), atol=1e-9)
 
 
 # Public embeddings are factors of their documented kernel.
@@ -175,12 +170,11 @@ def planted():
     return profile, public, hidden, torch.outer(profile, profile) * kernel
 
 
-def noise(std):
-    drawn = (
-        np.random.default_rng(3).normal(size=(RESIDUAL_ITEMS, RESIDUAL_ITEMS)) * std / np.sqrt(2)
-    )
-    upper = np.triu(drawn, 1)
-    return torch.from_numpy(upper + upper.T)
+def noise(std, items=RESIDUAL_ITEMS, seed=3):
+    """Symmetric, of one standard deviation on the diagonal and a root of two less beside it."""
+    random = np.random.default_rng(seed)
+    upper = np.triu(random.normal(size=(items, items)) * std / np.sqrt(2), 1)
+    return torch.from_numpy(upper + upper.T + np.diag(random.normal(size=items) * std))
 
 
 def learned(planted, gram, edge, damping=0.0, factors=2):
@@ -188,25 +182,16 @@ def learned(planted, gram, edge, damping=0.0, factors=2):
     return learned_embeddings(gram, profile, public, edge=edge, factors=factors, damping=damping)
 
 
-def off_diagonal_correlation(one, other):
-    above = np.triu_indices(RESIDUAL_ITEMS, 1)
-    return np.corrcoef(one.numpy()[above], other.numpy()[above])[0, 1]
-
-
-def test_planted_embeddings_are_found(planted):
+@pytest.mark.parametrize(("std", "factors", "least"), [(0.0, 2, 0.98), (100.0, 50, 0.9)])
+def test_planted_embeddings_are_found_if_noise_is_below_them(planted, std, factors, least):
     profile, _, hidden, gram = planted
-    found = profile[:, None] * learned(planted, gram, 0.0)
+    edge = std * (2 * RESIDUAL_ITEMS) ** 0.5
+    found = profile[:, None] * learned(planted, gram + noise(std), edge, factors=factors)
     expected = profile[:, None] * hidden
-    assert off_diagonal_correlation(found @ found.T, expected @ expected.T) > 0.98
-
-
-def test_they_are_found_under_noise_that_is_below_them(planted):
-    profile, _, hidden, gram = planted
-    std = 100.0
-    found = learned(planted, gram + noise(std), std * (2 * RESIDUAL_ITEMS) ** 0.5, factors=50)
-    found, expected = profile[:, None] * found, profile[:, None] * hidden
     assert found.shape[1] == 2
-    assert off_diagonal_correlation(found @ found.T, expected @ expected.T) > 0.9
+    above = np.triu_indices(RESIDUAL_ITEMS, 1)
+    pair = ((one @ one.T).numpy()[above] for one in (found, expected))
+    assert np.corrcoef(*pair)[0, 1] > least
 
 
 def test_of_noise_alone_nothing_is_learned(planted):
@@ -219,9 +204,8 @@ def test_of_noise_alone_nothing_is_learned(planted):
 def test_damping_shrinks_rare_items_most(planted):
     profile, gram = planted[0], planted[3]
     free, damped = (learned(planted, gram, 0.0, damping=one) for one in (0.0, 1.0))
-    shrunk = (damped / free)[:, 0]
     expected = profile**2 / (profile**2 + profile.mean() ** 2)
-    np.testing.assert_allclose(shrunk, expected, rtol=1e-9)
+    np.testing.assert_allclose((damped / free)[:, 0], expected, rtol=1e-9)
 
 
 def test_the_profile_is_a_least_squares_fit_off_the_diagonal():
@@ -263,22 +247,10 @@ SUBSPACE_ITEMS = 120
 
 @pytest.fixture(scope="module")
 def features_of_items():
-    kinds = ["a", "b", "c", "d"]
-    return FeatureTable(
-        SUBSPACE_ITEMS,
-        (
-            Feature.single("kind", [kinds[n % 4] for n in range(SUBSPACE_ITEMS)]),
-            Feature.multiple(
-                "tags", [["x"] * (n % 3 > 0) + ["y"] * (n % 5 > 2) for n in range(SUBSPACE_ITEMS)]
-            ),
-        ),
-    )
-
-
-def symmetric_noise(random, std):
-    drawn = random.normal(size=(SUBSPACE_ITEMS, SUBSPACE_ITEMS)) * std / np.sqrt(2)
-    upper = np.triu(drawn, 1)
-    return torch.from_numpy(upper + upper.T + np.diag(random.normal(size=SUBSPACE_ITEMS) * std))
+    numbers = range(SUBSPACE_ITEMS)
+    kinds = Feature.single("kind", ["abcd"[n % 4] for n in numbers])
+    tags = Feature.multiple("tags", [["x"] * (n % 3 > 0) + ["y"] * (n % 5 > 2) for n in numbers])
+    return FeatureTable(SUBSPACE_ITEMS, (kinds, tags))
 
 
 @pytest.fixture(scope="module")
@@ -293,14 +265,10 @@ def truth(features_of_items):
     return torch.from_numpy(gram), basis_of(directions, popularity)
 
 
-def test_the_basis_spans_the_directions_and_no_more(features_of_items, truth):
-    basis = truth[1]
+def test_the_basis_spans_the_directions_and_without_noise_the_matrix_comes_back(truth):
+    gram, basis = truth
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]).double())
     assert basis.shape[1] == 6  # kinds add up to the constant
-
-
-def test_without_noise_the_matrix_comes_back(truth):
-    gram, basis = truth
     torch.testing.assert_close(denoised_within(gram, 0.0, basis), gram)
     torch.testing.assert_close(denoised_within(gram, 1e-6, basis), gram, rtol=1e-4, atol=1e-3)
 
@@ -310,7 +278,7 @@ def test_with_noise_it_is_nearer_to_the_truth_than_cutting_at_the_edge(truth, st
     gram, basis = truth
     errors = {"within": [], "cut": [], "noisy": []}
     for seed in range(4):
-        noisy = gram + symmetric_noise(np.random.default_rng(seed), std)
+        noisy = gram + noise(std, SUBSPACE_ITEMS, seed)
         values, vectors = torch.linalg.eigh(noisy)
         kept = values > std * (2 * SUBSPACE_ITEMS) ** 0.5
         cut = (vectors[:, kept] * values[kept]) @ vectors[:, kept].T
@@ -334,20 +302,21 @@ def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_items
     settings = {"items": 60, "model": "ease", "public_features": True, "ridge": 0.3, "seed": 0}
     with pytest.raises(ExperimentError, match="no public features"):
         DpGram(DpGramConfig(**settings)).fit(histories(None))
-    with_features = DpGram(DpGramConfig(**settings))
-    plain = DpGram(DpGramConfig(**{**settings, "public_features": False}))
-    for baseline in (with_features, plain):
-        baseline.fit(histories(features_of_items))
-        assert baseline.scores(histories(features_of_items)).isfinite().all()
+
+    def fitted(**more):
+        baselines = [
+            DpGram(DpGramConfig(**{**settings, **more, "public_features": public}))
+            for public in (True, False)
+        ]
+        for baseline in baselines:
+            baseline.fit(histories(features_of_items))
+        return baselines, [one.scores(histories(features_of_items)) for one in baselines]
+
+    (with_features, plain), scores = fitted()
+    assert all(table.isfinite().all() for table in scores)
     assert spent(with_features, 80).epsilon == spent(plain, 80).epsilon <= 5.0
-    quiet = {"noise": False, "regularisation": 50.0, "clip_norm": 1e9}
-    exact = [
-        DpGram(DpGramConfig(**{**settings, **quiet, "public_features": on})) for on in (True, False)
-    ]
-    for baseline in exact:
-        baseline.fit(histories(features_of_items))
-    scores = [baseline.scores(histories(features_of_items)) for baseline in exact]
-    torch.testing.assert_close(*scores)
+    _, exact = fitted(noise=False, regularisation=50.0, clip_norm=1e9)
+    torch.testing.assert_close(*exact)
 
 
 def counted(offsets, items, size, window, decay):

@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -27,21 +26,9 @@ from fedrec.data.time_order import row_numbers, user_shares
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import DataSettings
-from fedrec.nn.layers import row_shares
 from tests.fedrec.data.test_splits import interactions, make
 
-# Features as tables of shares.
-
-
-def test_shares_of_rows_with_equal_codes_are_kept_once():
-    """Equal to the matrix of codes; a row may have no code, or a category twice."""
-    feature = Feature.multiple(
-        "genre", [["b", "a"], [], ["c"], ["a", "b"], ["b", "a"], ["a", "a", "c"], []]
-    )
-    shares, index = feature.distinct_shares()
-    expected = row_shares(torch.from_numpy(feature.padded()), len(feature.categories))
-    np.testing.assert_array_equal(shares[index], expected.numpy())
-    assert shares.shape == (5, 3) and index.dtype == np.int32
+# Features of rows.
 
 
 def test_renumbered_rows_keep_the_categories_of_the_known_rows():

@@ -8,21 +8,25 @@ from torch import nn
 from torch.distributions import Independent, Multinomial, Normal, kl_divergence
 from torch.nn import functional as F
 
-from clients.node import Node
 from fedrec.baselines.central import CentralNeumf, CentralNeumfConfig
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
 from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
 from fedrec.models.mf import Mf, MfConfig
-from fedrec.models.vae import Ae, AeConfig, Draw, Prior, Vae, VaeConfig, divergence
+from fedrec.models.neumf import Neumf, NeumfConfig
+from fedrec.models.vae import Ae, Draw, Prior, Vae, VaeConfig, divergence
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.rng import torch_stream
 
-# The autoencoder against an implementation with `nn.Linear`.
+# Both autoencoders against `nn.Linear`, `torch.distributions` and the paper's parameter counts.
 
 USERS, ITEMS = 3, 7
+HISTORIES = torch.tensor([[[1.0, 0, 1, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 1]]])
+
+
+def schema(items=ITEMS, task="ranking", users=0):
+    return Schema(items, FeatureTable(items, ()), (), task, users)
 
 
 def shifted(model):
@@ -31,69 +35,6 @@ def shifted(model):
         name: (value + 0.1 * torch.arange(value.numel()).view(value.shape).sin()).unsqueeze(0)
         for name, value in model.initial(torch.Generator().manual_seed(1)).items()
     }
-
-
-@pytest.fixture
-def model():
-    return Ae(AeConfig(hidden=5, latent=2), Schema(ITEMS, FeatureTable(ITEMS, ()), (), "ranking"))
-
-
-@pytest.fixture
-def parameters(model):
-    return shifted(model)
-
-
-def test_scores_and_loss_equal_those_of_plain_modules(model, parameters, histories):
-    encoder, code, decoder, output = (
-        linear(parameters, name) for name in ("encoder", "mean", "decoder", "output")
-    )
-    unit = histories[0] / histories[0].norm(dim=1, keepdim=True)
-
-    def logits(inputs):
-        return output(torch.tanh(decoder(code(torch.tanh(encoder(inputs))))))
-
-    for scale in (1, 4):  # how much a user has makes no difference
-        scores = model.history_scores(parameters, scale * histories)[0]
-        torch.testing.assert_close(scores, logits(unit))
-    assert not any(name.startswith("log-variance") for name in parameters)
-    kept = torch.rand(1, USERS, ITEMS, generator=torch.Generator().manual_seed(3)) > 0.4
-    # the code has no noise
-    draws = [Draw(kept, torch.full((1, USERS, 2), value)) for value in (0.0, 5.0)]
-    expected = [
-        nn.functional.cross_entropy(
-            logits(unit * kept[0] / 0.5)[u], histories[0, u] / histories[0, u].sum()
-        )
-        * histories[0, u].sum()
-        for u in range(USERS)
-    ]
-    for draw in draws:
-        got = model.negative_elbo(parameters, histories, draw, beta=0.7)[0]
-        torch.testing.assert_close(got, torch.stack(expected))
-
-
-# The variational autoencoder against `nn.Linear`, `torch.distributions` and the paper's parameter
-# counts.
-
-VAE_USERS, VAE_ITEMS = 3, 7
-
-
-def make(items=VAE_ITEMS, task="ranking", **settings):
-    return Vae(VaeConfig(**settings), Schema(items, FeatureTable(items, ()), (), task))
-
-
-@pytest.fixture
-def model_of_vae():
-    return make(hidden=5, latent=2)
-
-
-@pytest.fixture
-def parameters_of_vae(model_of_vae):
-    return shifted(model_of_vae)
-
-
-@pytest.fixture
-def histories():
-    return torch.tensor([[[1.0, 0, 1, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 1]]])
 
 
 def linear(parameters, name):
@@ -110,40 +51,50 @@ def linear(parameters, name):
     [(1682, 80, 20, 275_802), (26_744, 100, 30, 5_384_804), (17_770, 100, 50, 3_587_070)],
 )
 def test_numbers_of_parameters_are_those_of_table_3(items, hidden, latent, count):
-    fresh = make(items, hidden=hidden, latent=latent).initial(torch.Generator().manual_seed(0))
+    model = Vae(VaeConfig(hidden=hidden, latent=latent), schema(items))
+    fresh = model.initial(torch.Generator().manual_seed(0))
     assert sum(value.numel() for value in fresh.values()) == count
 
 
-def test_the_bound_equals_that_of_plain_modules_and_distributions(
-    model_of_vae, parameters_of_vae, histories
-):
+@pytest.mark.parametrize("kind", [Vae, Ae])
+def test_scores_and_the_bound_equal_those_of_plain_modules_and_distributions(kind):
+    """The code of the denoising autoencoder has no noise and no divergence."""
+    model = kind(kind.Config(hidden=5, latent=2), schema())
+    parameters = shifted(model)
+    noisy = kind is Vae
+    assert noisy == any(name.startswith("log-variance") for name in parameters)
     generator = torch.Generator().manual_seed(3)
     draw = Draw(
-        torch.rand(1, VAE_USERS, VAE_ITEMS, generator=generator) > 0.4,
-        torch.randn(1, VAE_USERS, 2, generator=generator),
+        torch.rand(1, USERS, ITEMS, generator=generator) > 0.4,
+        torch.randn(1, USERS, 2, generator=generator),
     )
-    mean = torch.randn(1, VAE_USERS, 2, generator=generator)
-    variance = torch.rand(1, VAE_USERS, 2, generator=generator) + 0.5
-    names = ["encoder", "mean", "log-variance", "decoder", "output"]
-    encoder, to_mean, to_log_variance, decoder, output = (
-        linear(parameters_of_vae, name) for name in names
+    mean = torch.randn(1, USERS, 2, generator=generator)
+    variance = torch.rand(1, USERS, 2, generator=generator) + 0.5
+    encoder, to_mean, decoder, output = (
+        linear(parameters, name) for name in ("encoder", "mean", "decoder", "output")
     )
-    lengths = histories[0].square().sum(-1, keepdim=True).sqrt()
-    hidden = torch.tanh(encoder(histories[0] / lengths * draw.mask[0] / 0.5))
-    posterior = Normal(to_mean(hidden), (to_log_variance(hidden) / 2).exp())
-    logits = output(torch.tanh(decoder(posterior.mean + draw.noise[0] * posterior.stddev)))
-    counts = histories[0].sum(-1)
-    for user in range(VAE_USERS):
-        chances = Multinomial(int(counts[user]), logits=logits[user])
-        ways = torch.lgamma(counts[user] + 1)  # of ordering distinct items; no parameter changes it
-        likelihood = chances.log_prob(histories[0, user]) - ways
-        theirs = Normal(mean[0, user], variance[0, user].sqrt())
-        own = Normal(posterior.mean[user], posterior.stddev[user])
-        kl = kl_divergence(Independent(own, 1), Independent(theirs, 1))
-        got = model_of_vae.negative_elbo(
-            parameters_of_vae, histories, draw, 0.3, Prior(mean, variance)
-        )[0, user]
-        torch.testing.assert_close(got, 0.3 * kl - likelihood, rtol=1e-5, atol=1e-5)
+    unit = HISTORIES[0] / HISTORIES[0].norm(dim=1, keepdim=True)
+    exact = output(torch.tanh(decoder(to_mean(torch.tanh(encoder(unit))))))
+    for scale in (1, 4):  # how much a user has makes no difference
+        torch.testing.assert_close(model.history_scores(parameters, scale * HISTORIES)[0], exact)
+    hidden = torch.tanh(encoder(unit * draw.mask[0] / 0.5))
+    codes, kl = to_mean(hidden), torch.zeros(USERS)
+    if noisy:
+        posterior = Normal(codes, (linear(parameters, "log-variance")(hidden) / 2).exp())
+        codes = codes + draw.noise[0] * posterior.stddev
+        prior = Independent(Normal(mean[0], variance[0].sqrt()), 1)
+        kl = kl_divergence(Independent(posterior, 1), prior)
+    logits = output(torch.tanh(decoder(codes)))
+    counts = HISTORIES[0].sum(-1)
+    likelihood = [
+        Multinomial(int(count), logits=own).log_prob(history)
+        for count, own, history in zip(counts, logits, HISTORIES[0], strict=True)
+    ]
+    ways = torch.lgamma(counts + 1)  # of ordering distinct items; no parameter changes it
+    given = Prior(mean, variance) if noisy else None
+    found = model.negative_elbo(parameters, HISTORIES, draw, 0.3, given)[0]
+    expected = 0.3 * kl - torch.stack(likelihood) + ways
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_without_priors_the_divergence_is_that_from_the_standard_gaussian():
@@ -155,58 +106,41 @@ def test_without_priors_the_divergence_is_that_from_the_standard_gaussian():
     assert divergence(torch.zeros(3), torch.zeros(3)) == 0
 
 
-def test_ratings_and_single_items_are_refused(model_of_vae, parameters_of_vae):
+def test_ratings_and_single_items_are_refused():
     with pytest.raises(ExperimentError, match="task = 'ranking'"):
-        make(task="rating")
+        Vae(VaeConfig(), schema(task="rating"))
     with pytest.raises(ExperimentError, match="cannot predict single items"):
-        model_of_vae.predict(parameters_of_vae, (), torch.zeros(1, 1, dtype=torch.int64))
+        Vae(VaeConfig(), schema()).predict({}, (), torch.zeros(1, 1, dtype=torch.int64))
 
 
 # Matrix factorization: predictions equal the sum of their terms.
 
 
 def test_a_prediction_is_biases_and_a_product():
-    model = Mf(MfConfig(factors=3, center=3.5), Schema(5, FeatureTable(5, ()), (), "rating"))
+    model = Mf(MfConfig(factors=3, center=3.5), schema(5, "rating"))
     fresh = model.initial(torch_stream(1, "init"))
     assert fresh["bias"].tolist() == [3.5]
-    assert not fresh["item.bias"].any()
-    assert not fresh["user.bias"].any()
+    assert not fresh["item.bias"].any() and not fresh["user.bias"].any()
     random = np.random.default_rng(0)
-    own = {n: random.normal(size=(2, *v.shape)).astype(np.float32) for n, v in fresh.items()}
-    items = np.array([[4, 0, 4], [1, 2, 3]])
-    got = model.predict(
-        {n: torch.from_numpy(v) for n, v in own.items()}, (), torch.from_numpy(items)
-    )
-    for c in range(2):
-        p = {name: value[c].astype(np.float64) for name, value in own.items()}
-        expected = [
-            p["bias"][0]
-            + p["user.bias"][0]
-            + p["item.bias"][i, 0]
-            + p["item.factors"][i] @ p["user.factors"]
-            for i in items[c]
-        ]
-        np.testing.assert_allclose(got[c].numpy(), expected, rtol=1e-5)
-    scores = model.scores({n: torch.from_numpy(v) for n, v in own.items()}, ())
-    torch.testing.assert_close(scores[0, [4, 0, 4]], got[0])
-    given = {n: torch.from_numpy(v) for n, v in own.items()}
-    for name in ("item.factors", "item.bias"):  # shared, as among clients with private factors
-        given[name] = given[name][:1].expand(2, *given[name].shape[1:])
-    wanted = model.predict(given, (), torch.arange(5).expand(2, -1))
-    torch.testing.assert_close(model.scores(given, ()), wanted)
+    own = {n: torch.from_numpy(random.normal(size=(2, *v.shape))) for n, v in fresh.items()}
+    whole = torch.arange(5).expand(2, -1)
+    for shared in (False, True):  # as among clients with private factors
+        for name in ("item.factors", "item.bias") if shared else ():
+            own[name] = own[name][:1].expand(2, *own[name].shape[1:])
+        products = torch.einsum("cif,cf->ci", own["item.factors"], own["user.factors"])
+        expected = products + own["bias"] + own["user.bias"] + own["item.bias"][..., 0]
+        torch.testing.assert_close(model.predict(own, (), whole), expected)
+        torch.testing.assert_close(model.scores(own, ()), expected)
 
 
 def test_without_biases_a_prediction_is_the_product_alone():
-    model = Mf(MfConfig(factors=3, biases=False), Schema(5, FeatureTable(5, ()), (), "ranking"))
+    model = Mf(MfConfig(factors=3, biases=False), schema(5))
     fresh = model.initial(torch_stream(1, "init"))
-    assert sorted(fresh) == ["item.factors", "user.factors"] and model.item_tables == (
-        "item.factors",
-    )
+    assert sorted(fresh) == ["item.factors", "user.factors"]
+    assert model.item_tables == ("item.factors",)
     assert Mf.item_tables == ("item.factors", "item.bias")
     scores = model.scores({name: value.unsqueeze(0) for name, value in fresh.items()}, ())
-    np.testing.assert_allclose(
-        scores[0].numpy(), fresh["item.factors"].numpy() @ fresh["user.factors"].numpy(), 1e-5
-    )
+    torch.testing.assert_close(scores[0], fresh["item.factors"] @ fresh["user.factors"])
     with pytest.raises(ValueError, match="biases = true"):
         MfConfig(biases=False, center=3.5)
 
@@ -214,42 +148,21 @@ def test_without_biases_a_prediction_is_the_product_alone():
 PARTS = [(4, (6, 5, 3)), (4, ()), (0, (6, 3)), (2, (4, 1))]
 
 
-@pytest.fixture
-def pair(tiny_experiment):
-    """A node with the federated model, and the centralised one with the same parameters and its
-    user's row."""
-
-    def make(factors, tower):
-        table = tiny_experiment() | {
-            "model": {"name": "neumf", "factors": factors, "tower": list(tower)},
-            "step": {
-                "name": "sgd",
-                "epochs": 1,
-                "batch-size": 10**6,
-                "private-parameters": ["user.*"],
-            },
-        }
-        node = Node(load(table), 0, 1, None)
-        start = {name: value.double() for name, value in node.initial().items()}
-        central = CentralNeumf(CentralNeumfConfig(factors=factors, tower=tower))
-        layers = range(max(0, len(tower) - 1))
-        central.shared = {"h": start["output.weight"][:, 0], "b": start["output.bias"][0]}
-        central.shared |= {f"W{n}": start[f"tower{n}.weight"].T for n in layers}
-        central.shared |= {f"b{n}": start[f"tower{n}.bias"] for n in layers}
-        parts = [part for part, there in (("factors", factors), ("tower", tower)) if there]
-        user, items = (
-            torch.cat([start[f"{who}.{part}"] for part in parts], -1) for who in ("user", "item")
-        )
-        return node, start, central, user, items
-
-    return make
-
-
 @pytest.mark.parametrize(("factors", "tower"), PARTS)
-def test_logits_are_those_of_the_centralised_model(pair, factors, tower):
-    node, start, central, user, items = pair(factors, tower)
-    stacked = {name: value.unsqueeze(0) for name, value in start.items()}
-    found = node.model.scores(stacked, ())[0]
+def test_logits_are_those_of_the_centralised_model(factors, tower):
+    """Of the same parameters, and of its user's row."""
+    model = Neumf(NeumfConfig(factors=factors, tower=tower), schema())
+    start = {n: v.double() for n, v in model.initial(torch_stream(1, "init")).items()}
+    central = CentralNeumf(CentralNeumfConfig(factors=factors, tower=tower))
+    layers = range(max(0, len(tower) - 1))
+    central.shared = {"h": start["output.weight"][:, 0], "b": start["output.bias"][0]}
+    central.shared |= {f"W{n}": start[f"tower{n}.weight"].T for n in layers}
+    central.shared |= {f"b{n}": start[f"tower{n}.bias"] for n in layers}
+    parts = [part for part, there in (("factors", factors), ("tower", tower)) if there]
+    user, items = (
+        torch.cat([start[f"{who}.{part}"] for part in parts], -1) for who in ("user", "item")
+    )
+    found = model.scores({name: value.unsqueeze(0) for name, value in start.items()}, ())[0]
     torch.testing.assert_close(found, central.joined_logits(user, items))
 
 
@@ -260,18 +173,16 @@ METAMF_ITEMS, METAMF_USERS = 11, 7
 
 
 @pytest.fixture
-def model_of_metamf():
+def model():
     config = MetaMfConfig(
         user=5, memory=6, generator=9, embedding=4, rank=2, hidden=3, user_std=1.0
     )
-    return MetaMf(
-        config, Schema(METAMF_ITEMS, FeatureTable(METAMF_ITEMS, ()), (), "rating", METAMF_USERS)
-    )
+    return MetaMf(config, schema(METAMF_ITEMS, "rating", METAMF_USERS))
 
 
 @pytest.fixture
-def parameters_of_metamf(model_of_metamf):
-    return model_of_metamf.initial(torch_stream(3, "init"))
+def parameters(model):
+    return model.initial(torch_stream(3, "init"))
 
 
 def dense_prediction(p, user, item):
@@ -292,33 +203,33 @@ def dense_prediction(p, user, item):
     return F.relu(embedding @ first + bias) @ second + last[0]
 
 
-def test_whole_tables_predict_as_one_hot_products_do(model_of_metamf, parameters_of_metamf):
+def test_whole_tables_predict_as_one_hot_products_do(model, parameters):
     users = torch.tensor([6, 0, 3])
-    values, low = generate(parameters_of_metamf, users, None)
-    scores = model_of_metamf.scores({**values, "item.low": low}, ())
+    values, low = generate(parameters, users, None)
+    scores = model.scores({**values, "item.low": low}, ())
     expected = [
-        [float(dense_prediction(parameters_of_metamf, u, i)) for i in range(METAMF_ITEMS)]
+        [float(dense_prediction(parameters, u, i)) for i in range(METAMF_ITEMS)]
         for u in users.tolist()
     ]
     np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-4, atol=1e-6)
     assert np.std(expected) > 0.01  # users differ, and so do items
 
 
-def test_requested_rows_are_those_of_the_whole_tables(parameters_of_metamf):
+def test_requested_rows_are_those_of_the_whole_tables(parameters):
     users = torch.tensor([1, 4, 6])
     requests = ItemRequests.of(
         users.numpy(), [np.array([0, 10]), np.array([], dtype=np.int64), np.array([3, 4, 10])]
     )
-    _, low = generate(parameters_of_metamf, users, requests)
-    _, whole = generate(parameters_of_metamf, users, None)
+    _, low = generate(parameters, users, requests)
+    _, whole = generate(parameters, users, None)
     expected = torch.stack([whole[0, 0], whole[0, 10], whole[2, 3], whole[2, 4], whole[2, 10]])
     torch.testing.assert_close(low, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_of_requested_rows_are_right(parameters_of_metamf):
+def test_gradients_of_requested_rows_are_right(parameters):
     """The closed-form backward pass against finite differences, also for an item requested
     twice."""
-    double = {name: value.double().requires_grad_() for name, value in parameters_of_metamf.items()}
+    double = {name: value.double().requires_grad_() for name, value in parameters.items()}
     users, lists = torch.tensor([1, 4]), [np.array([0, 10]), np.array([3, 10])]
     requests = ItemRequests.of(users.numpy(), lists)
     names = ("user.id", "item.low.matrix", "item.low.offset", "item.hidden.weight")
@@ -329,10 +240,10 @@ def test_gradients_of_requested_rows_are_right(parameters_of_metamf):
     assert torch.autograd.gradcheck(rows, tuple(double[name] for name in names))
 
 
-def test_the_servers_parameters_are_refused_on_the_device(model_of_metamf, parameters_of_metamf):
+def test_the_servers_parameters_are_refused_on_the_device(model, parameters):
     with pytest.raises(ExperimentError, match="parameters that the server generates"):
-        model_of_metamf.predict(
-            {name: value.unsqueeze(0) for name, value in parameters_of_metamf.items()},
+        model.predict(
+            {name: value.unsqueeze(0) for name, value in parameters.items()},
             (),
             torch.tensor([[1]]),
         )

@@ -10,20 +10,15 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from clients.node import Node
-from clients.round import train_clients
 from fedrec.data.client_data import ClientData
 from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.interactions import Schema
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load
 from fedrec.models.priors import UserPriors, read_glove, user_priors, word_vectors
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.models.vae import Vae, VaeConfig
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
-from fedrec.protocol.messages import TrainOrder
-from fedrec.protocol.updates import dense_change
 from fedrec.report.inputs import system_inputs
 from tests.runs import assert_close, assert_same_run, resumed
 
@@ -77,7 +72,8 @@ def test_predictions_and_gradients_equal_those_of_plain_modules(
         model.loss(predicted, labels.unsqueeze(0)).sum().backward()
         loss = torch.nn.BCEWithLogitsLoss() if task == "ranking" else torch.nn.MSELoss()
         loss(expected, labels).backward()
-        for name, gradient in plain.gradients().items():
+        for name, leaf in plain.values.items():
+            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-4, atol=1e-6)
 
 
@@ -153,37 +149,20 @@ def test_a_model_whose_output_starts_at_zero_prefers_no_item(make, world, hidden
     assert fresh(model)["item.id"].any()
 
 
-@pytest.mark.parametrize("path", ["kernel", "blocks", "reference"])
-def test_without_features_it_is_the_network_of_a_dataset_that_has_none(tiny_experiment, path):
-    """With item ids only: the same bits as without features of users and items."""
-    table = tiny_experiment() | {"engine": {"name": "serial", "path": path}}
-    table["model"] |= {"features": False}
-    node, bare = (Node(load(table), 0, 1, None) for _ in range(2))
-    own = bare.population.interactions
-    none = {
-        "user_features": FeatureTable(own.num_users),
-        "item_features": FeatureTable(own.num_items),
-    }
-    world = dataclasses.replace(own, **none)
-    bare.__dict__["population"] = Population(
-        world, bare.population.partition, task="ranking", positive_above=3.0
-    )
-    found = []
-    for one in (node, bare):
-        arrays = {name: value.numpy() for name, value in one.initial().items()}
-        assert set(arrays) == {
-            "item.id",
-            "layer0.weight",
-            "layer0.bias",
-            "layer1.weight",
-            "layer1.bias",
-        }
-        reply = train_clients(one, arrays, TrainOrder(1, one.training))
-        found.append(
-            {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
-        )
-    for name, value in found[0].items():
-        assert np.array_equal(value, found[1][name]) and value.any()
+def test_without_features_it_is_the_network_of_a_dataset_that_has_none(make, world):
+    """With item ids only: the same parameters, predictions and declaration."""
+    schema = world().schema()
+    none = {"item_features": FeatureTable(schema.num_items), "user_features": ()}
+    model = make(features=False)
+    bare = PrivRec(model.config, dataclasses.replace(schema, **none))
+    parameters = fresh(model)
+    layers = {f"layer{n}.{part}" for n in range(3) for part in ("weight", "bias")}
+    assert parameters.keys() == {"item.id", *layers}
+    assert all(torch.equal(value, parameters[name]) for name, value in fresh(bare).items())
+    users = codes_of(world(), 0)
+    found = model.predict(stacked(parameters), users, ITEMS[None])
+    assert torch.equal(found, bare.predict(stacked(parameters), (), ITEMS[None]))
+    assert model.kernel().dense == bare.kernel().dense and set(bare.kernel().dense) == layers
 
 
 def test_dense_vectors_enter_by_a_projection():

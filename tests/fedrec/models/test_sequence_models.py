@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of sequences, and their loss in compiled code."""
+"""Models of sequences and their losses."""
 
 import math
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.sequential import Gru4Rec, Gru4RecConfig, SasRec, SasRecConfig
+from fedrec.models.sequential import Dropout, Gru4Rec, Gru4RecConfig, SasRec, SasRecConfig
 from fedrec.nn import functions
 from fedrec.nn.functions import catalogue_cross_entropy
 
@@ -122,8 +122,7 @@ def test_the_softmax_is_the_cross_entropy_of_each_next_item(kind, config, cohort
     joined = {name: value.expand(cohort, *value.shape[1:]) for name, value in parameters.items()}
     rows = SEQUENCES.expand(cohort, -1, -1)
     counts = torch.tensor([3, 1, 0]).expand(cohort, -1)
-    none = torch.empty(cohort, 3, 0, dtype=torch.int64)
-    found = model.sequence_loss(joined, rows, counts, none)
+    found = model.sequence_loss(joined, rows, 0, counts, [])
     torch.testing.assert_close(found, expected.detach().expand(cohort))
 
 
@@ -149,20 +148,23 @@ def test_training_in_one_place_has_the_mean_of_all_places(kind, config):
     torch.testing.assert_close(found, torch.cat(losses).mean().detach().expand(1, len(lengths)))
 
 
+def loss_with(model, parameters, negatives):
+    """Of the first sequence, with drawn items."""
+    items = torch.cat([negatives, SEQUENCES[0]])[None, None]
+    return model.sequence_loss(parameters, items, len(negatives), torch.tensor([[3]]), [])
+
+
 def test_the_binary_loss_is_equation_7():
     model = made(*KINDS[0], dropout=0.0, loss="binary", negatives=2)
     parameters = parameters_of(model)
     table = parameters["item.id"][0]
-    negatives = torch.tensor([[1, 2, 4, 6, 8, 10]])
-    found = model.sequence_loss(
-        parameters, SEQUENCES[None, :1], torch.tensor([[3]]), negatives[None]
-    )
-    states = sasrec_states(parameters, SEQUENCES[0, :-1])
+    negatives = torch.tensor([[1, 2], [4, 6], [8, 10]])
     expected = 0.0
-    for place, state in enumerate(states):
+    for place, state in enumerate(sasrec_states(parameters, SEQUENCES[0, :-1])):
         right = torch.sigmoid(state @ table[SEQUENCES[0, place + 1]])
-        wrong = torch.sigmoid(table[negatives[0].view(3, 2)[place]] @ state)
+        wrong = torch.sigmoid(table[negatives[place]] @ state)
         expected = expected - right.log() - (1 - wrong).log().mean()
+    found = loss_with(model, parameters, negatives.flatten())
     torch.testing.assert_close(found, expected.detach()[None])
 
 
@@ -170,14 +172,13 @@ def test_the_sampled_softmax_is_a_cross_entropy_of_shifted_logits():
     model = made(*KINDS[0], dropout=0.0, loss="sampled-softmax", negatives=4)
     parameters = parameters_of(model)
     table = parameters["item.id"][0]
-    negatives = torch.tensor([[[1, 2, 4, 6]]])
-    found = model.sequence_loss(parameters, SEQUENCES[None, :1], torch.tensor([[3]]), negatives)
+    negatives = torch.tensor([1, 2, 4, 6])
     states = sasrec_states(parameters, SEQUENCES[0, :-1])
     wanted = (states * table[SEQUENCES[0, 1:]]).sum(1, keepdim=True)
-    others = states @ table[negatives[0, 0]].T + math.log((ITEMS - 1) / 4)
+    others = states @ table[negatives].T + math.log((ITEMS - 1) / 4)
     first = torch.zeros(3, dtype=torch.int64)
     expected = F.cross_entropy(torch.cat([wanted, others], 1), first, reduction="sum")
-    torch.testing.assert_close(found, expected.detach()[None])
+    torch.testing.assert_close(loss_with(model, parameters, negatives), expected.detach()[None])
 
 
 @pytest.mark.parametrize("loss", ["binary", "sampled-softmax"])
@@ -191,25 +192,33 @@ def test_items_of_a_sequence_are_never_drawn(loss):
     assert len(set(drawn[0].tolist())) == ITEMS - 4
 
 
-def test_dropout_hides_a_share_and_keeps_the_mean():
-    model = made(*KINDS[0], dropout=0.25, width=64)
-    kept = model.keep([torch.Generator().manual_seed(0)], 20, 30)
-    assert kept.shape == (5, 1, 20, 30, 64)
-    assert kept.unique().tolist() == pytest.approx([0.0, 4 / 3])
-    assert float(kept.mean()) == pytest.approx(1.0, abs=0.01)
-    assert made(*KINDS[0], dropout=0.0).keep([torch.Generator()], 1, 1) is None
+def test_dropout_hides_a_share_of_each_client_and_keeps_the_mean():
+    """Each client's numbers are its generator's, in any company."""
+    values = torch.ones(2, 20, 30, 64)
+    found = Dropout(0.25, [torch.Generator().manual_seed(seed) for seed in (0, 1)])(values)
+    assert found.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert float(found.mean()) == pytest.approx(1.0, abs=0.01)
+    alone = Dropout(0.25, [torch.Generator().manual_seed(1)])
+    assert torch.equal(alone(values[:1])[0], found[1])
+    assert not torch.equal(alone(values[:1])[0], found[1]), "the same numbers twice"
+    assert Dropout(0.0, [])(values) is values
 
 
 @both
-def test_what_dropout_hides_does_not_count(kind, config):
-    """Embeddings that are hidden everywhere leave the same states for all items."""
+def test_embeddings_that_dropout_hides_do_not_count(kind, config):
+    """Hidden everywhere, they leave the same states for all items."""
     model = made(kind, config)
     parameters = parameters_of(model)
-    kept = torch.ones(model.dropped, 1, 2, 4, WIDTH)
-    kept[0] = 0.0
-    rows = torch.stack([SEQUENCES[0], SEQUENCES[0].flip(0) + 1])[None]
-    states = model.states(parameters, rows, torch.tensor([[4, 4]]), kept)
+    calls = []
+
+    def first_hidden(values):
+        calls.append(values)
+        return values * (len(calls) > 1)
+
+    inputs = torch.randn(1, 2, 4, WIDTH, dtype=torch.float64)
+    states = model.encode(parameters, inputs, torch.tensor([[4, 4]]), first_hidden)
     torch.testing.assert_close(states[0, 0], states[0, 1])
+    assert len(calls) == (5 if kind is SasRec else 2)
 
 
 def test_the_cross_entropy_and_its_gradient_are_those_of_pytorch(monkeypatch):
@@ -257,10 +266,10 @@ def test_vectors_add_their_projection_to_the_embeddings_at_both_ends(kind, confi
         plain.history_scores(by_hand, SEQUENCES[None]),
     )
     counts = torch.tensor([[3, 1, 0]])
-    drawn = torch.arange(3 * model.drawn(3)).view(1, 3, -1) % ITEMS
+    drawn = torch.arange(3 * model.config.drawn(3)).view(1, 3, -1) % ITEMS
+    given = torch.cat([drawn, SEQUENCES[None]], -1), drawn.shape[-1], counts, []
     torch.testing.assert_close(
-        model.sequence_loss(parameters, SEQUENCES[None], counts, drawn),
-        plain.sequence_loss(by_hand, SEQUENCES[None], counts, drawn),
+        model.sequence_loss(parameters, *given), plain.sequence_loss(by_hand, *given)
     )
 
 

@@ -430,7 +430,7 @@ def test_the_contract_finds_a_schedule_that_is_not_kept():
         component = Hasty
         settings: ClassVar = {"cohort": 3, "separation": 4}
 
-    with pytest.raises(AssertionError, match="after 2 rounds, not 4"):
+    with pytest.raises(AssertionError):
         TestHasty().test_its_schedule_is_kept()
 
 

@@ -14,7 +14,7 @@ from fedrec.data.interactions import Schema
 from fedrec.models.mf import Mf, MfConfig
 from fedrec.nn.layers import (
     gather_rows,
-    mixed_rows,
+    mean_rows,
     perceptron,
     pooled_rows,
     row_shares,
@@ -81,7 +81,7 @@ def test_rows_are_averaged_over_the_codes_that_are_there():
     codes = torch.tensor([[[0, 2], [1, -1], [-1, -1]]])
     expected = [[[2, 20], [2, 20], [0, 0]]]
     assert pooled_rows(table, codes).tolist() == expected
-    assert mixed_rows([row_shares(codes, 3)], [table]).tolist() == expected
+    assert mean_rows(table, row_shares(codes, 3)).tolist() == expected
 
 
 def test_shares_of_a_single_code_are_one_hot():
