@@ -202,7 +202,8 @@ class BufferedTimeline(Timeline):
             self._draws += 1
             self._next = cohorts.drawn(self._draws).tolist()[::-1]
 
-    def _complete(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Complete the planned round, and save its parameters; returns its counts of answers."""
         self.clock = self._ended
         stale = [round_number - 1 - answer.version for answer in self._answers]
         needed = {client.version for client in self._queue}

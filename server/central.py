@@ -72,12 +72,12 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     return metrics
 
 
-def baseline_privacy(run: RunFolder) -> tuple[str, ...]:
-    """Privacy cost of the private baselines, one paragraph per line, and of all private systems of
-    the run together; empty without any."""
+def baseline_privacy(run: RunFolder) -> dict[str, Any]:
+    """Report of the private baselines, and of all private systems of the run together, `in words`;
+    empty without any."""
     saved = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
     lines = [line for table in saved for line in table.get("privacy", {}).get("in words", ())]
-    return (*lines, *systems_together(run)) if lines else ()
+    return {"in words": [*lines, *systems_together(run)]} if lines else {}
 
 
 def central_result(
@@ -97,11 +97,11 @@ def central_result(
         rounds=pd.DataFrame(),
         users=pd.DataFrame(index=clients),
         groups=pd.DataFrame(index=pd.Index([], name="group")),
-        privacy=privacy,
+        privacy=tuple(privacy.get("in words", ())),
         baseline_users=users,
         baseline_groups=run.baseline_groups(),
     )
-    run.write_result(result, {"baselines-privacy": {"in words": list(privacy)}} if privacy else {})
+    run.write_result(result, {"baselines-privacy": privacy} if privacy else {})
     run.set_status("finished", 0)
     callback_list.on_end(result)
     return result

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, RefusalError
@@ -86,7 +86,7 @@ class DroppedReplies(RunExtension):
         """Record a reply that is scaled down."""
         self._add("bounded", node, reason)
 
-    def columns(self) -> dict[str, Any]:
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
         """Return the round's numbers of such replies, and their nodes."""
         records = self._round
         self._round = []
@@ -113,19 +113,19 @@ class DroppedReplies(RunExtension):
                 Counter, parse_json(memory["totals"].tobytes(), MOST_JSON)
             )
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> dict[str, Any]:
         """Report the totals, final evaluation included, if there are any."""
         dropped = self._counts["dropped"]
         bounded = self._counts["bounded"]
         if not dropped + bounded:
-            return [], {}
+            return {}
         words = (
             f"Replies of nodes: {dropped} dropped or missing, {bounded} scaled down, in"
             f" {self._counts['rounds']} of {rounds} rounds{self._most()}. The columns"
             " dropped-replies, bounded-replies and dropped-or-bounded of rounds.csv, and log.txt,"
             " list them with reasons."
         )
-        return [words], {"dropped": dropped, "bounded": bounded, "in words": [words]}
+        return {"dropped": dropped, "bounded": bounded, "in words": [words]}
 
     def _add(self, what: str, node: int | None, reason: str) -> None:
         if self._secret:

@@ -201,12 +201,12 @@ class PersonalAccounts(RunExtension):
         """Rounds in which clients were asked, in order, if recorded."""
         return uploads_in(self._file) if self._file.exists() else []
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """Write `epsilons.csv`, and return the report in words and as JSON values."""
+    def report(self, rounds: int) -> dict[str, Any]:
+        """Write `epsilons.csv`, and return the report."""
         table = self.table()
         write_atomically(self.run.path / "epsilons.csv", table.to_csv())
         lines = words(self.settings, table)
-        return lines, {"mode": self.settings.mode, "users": summary(table), "in words": lines}
+        return {"mode": self.settings.mode, "users": summary(table), "in words": lines}
 
 
 def uploads_in(file: Path) -> list[int]:

@@ -491,7 +491,7 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
     def guard(clients, folder=run):
         roster = Roster((0,), (Presence(0, np.arange(clients), np.arange(0)),))
         strategy = make_strategy(folder.experiment, SampledCohorts(folder.experiment, roster))
-        return Guard(folder, folder.experiment.privacy, strategy).plans["main"]
+        return Guard(folder, folder.experiment.privacy, strategy).phases.plans["main"]
 
     start = guard(18)
     assert guard(1_000_018) == start and start.clients == 18
@@ -574,7 +574,7 @@ def test_the_result_of_a_round_with_another_charge_is_not_used(run_tiny, tmp_pat
     """The ledger has a line of the round, with twice the noise that is planned and drawn."""
 
     def cheaper(self, number):
-        event = self.phases.events["main"]
+        event = self.phases.event("main")
         self.ledger.charge(number, replace(event, noise_multiplier=2 * event.noise_multiplier))
 
     monkeypatch.setattr(Guard, "_charge", cheaper)

@@ -239,8 +239,7 @@ def rounds_of(timeline, first, last):
     for number in range(first, last + 1):
         cohort = timeline.cohort(number, Drawn())
         assert timeline.cohort(number, Drawn()) is cohort
-        timeline.after_training(number, to_record(THETA))
-        row = timeline.columns()
+        row = timeline.after_round(number, to_record(THETA))
         found.append((cohort.tolist(), row["staleness"], row["simulated-seconds"]))
     return found
 
@@ -334,8 +333,10 @@ LOST = np.array([False, False, False, False, True])
 )
 def test_answers_by_hand(settings, taken, at):
     start = 10.0
-    found = closed(np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings))
-    assert tuple(found.taken.tolist()) == taken and found.at == start + at
+    indices, closes = closed(
+        np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings)
+    )
+    assert tuple(indices.tolist()) == taken and closes == start + at
 
 
 # What is said of training paths, and compiled before the first round.

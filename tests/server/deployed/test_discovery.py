@@ -475,7 +475,7 @@ DELAYS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 40.0, 5: 4.0}
 def test_a_round_closes_at_its_deadline_and_the_late_are_counted(federation):
     found, nodes = federation(DELAYS, "closing={deadline=10.0}")
     assert a_round(found) == [1, 2, 3, 5] and 10 <= nodes.now < 13
-    row = found.dropped.columns()
+    row = found.dropped.after_round(1, None)
     assert row["dropped-or-bounded"] == "node 4: no reply before the deadline"
     assert a_round(found, 2) == [1, 2, 3, 5]
     assert nodes.asked.count(4) == 1  # it let a deadline pass, so it is not asked this time
@@ -547,7 +547,7 @@ def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
 
     nodes._reply = as_superlink
     a_round(made)
-    assert made.dropped.columns()["dropped-or-bounded"] == "node 9: failed: it failed"
+    assert made.dropped.after_round(1, None)["dropped-or-bounded"] == "node 9: failed: it failed"
 
 
 def equal(one, other):

@@ -163,7 +163,7 @@ def test_a_node_counts_at_most_ten_times_the_usual(times):
     norms = [norm for norm, *_ in found]
     usual = norms[0]
     np.testing.assert_allclose(norms, [usual, 10 * usual, 2 * usual, usual / 2], rtol=1e-5)
-    row = record.columns()
+    row = record.after_round(1, None)
     assert (row["dropped-replies"], row["bounded-replies"]) == (0, 1)
     assert row["dropped-or-bounded"].startswith("node 3: norm of the update")
 
@@ -224,7 +224,7 @@ def test_drift_counts_in_the_norm():
         record = DroppedReplies()
         sums = (total(), drifting(drift), total(0.2))
         assert through(ReplyValidator(record), *sums, theta=theta) == [2, 3, 4]
-        assert record.columns().get("bounded-replies", 0) == scaled
+        assert record.after_round(1, None).get("bounded-replies", 0) == scaled
     private = Protection(1.0, 2, ("w", "b"), noise_scale=1.0)
     assert through(ReplyValidator(), total(), drifting(1e37), protection=private) == [2]
 
@@ -263,13 +263,13 @@ def test_rejected_replies_are_recorded_with_node_and_reason():
     replies = [Message(pack_sum(total()), reply_to=m) for m in (message, message, foreign)]
     ReplyValidator(record).trained([message], replies, THETA)
     through(ReplyValidator(record), BAD["NaN"])
-    assert record.columns() == {
+    assert record.after_round(1, None) == {
         "dropped-replies": 3,
         "bounded-replies": 0,
         "dropped-or-bounded": "node 2: duplicate reply; node 9: unrequested;"
         " node 2: 'w' has a wrong shape or is not finite",
     }
-    assert record.columns()["dropped-replies"] == 0
+    assert record.after_round(1, None)["dropped-replies"] == 0
 
 
 def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
