@@ -41,7 +41,7 @@ from fedrec.runs.folder import TIED_SHARE, RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.process import raise_if_interrupted
 from server.callbacks.base import Callback, CallbackList, RunEvent
-from server.central import baseline_privacy, check_federated
+from server.central import baseline_privacy, check_federated, run_baselines
 from server.checkpoint import (
     Checkpoints,
     RunExtension,
@@ -83,12 +83,10 @@ class Loop:
         callbacks: called on each event of the run.
     """
 
-    def __init__(
-        self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] | CallbackList = ()
-    ) -> None:
+    def __init__(self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> None:
         self.run = run
         self.experiment = run.experiment
-        self.callbacks = CallbackList.of(callbacks)
+        self.callbacks = CallbackList(callbacks)
         check_federated(run.experiment)
         self.federation = federation_of(run, grid)
         self.cohorts = SampledCohorts(run.experiment, self.federation.members, grid=grid)
@@ -116,12 +114,9 @@ class Loop:
         self.checkpoints = Checkpoints.of(run)
         self._written = -math.inf
 
-    def execute(self, baselines: Callable[[], dict[str, dict[str, float]]]) -> Result:
-        """Run the remaining rounds, evaluate, and write everything to the run folder.
-
-        Args:
-            baselines: fits the centralised baselines and returns their metrics, for the result;
-                called after the settings are checked.
+    def execute(self) -> Result:
+        """Fit the centralised systems, run the remaining rounds, evaluate, and write everything to
+        the run folder.
 
         Raises:
             ClientError: clients failed, or the parameters are not finite.
@@ -131,7 +126,7 @@ class Loop:
         for part in parts_of(self.strategy):
             if isinstance(part, CohortStrategy):
                 part.check_parameters(state.parameters)
-        fitted = baselines()
+        fitted = run_baselines(self.run, self.callbacks)  # after the settings are checked
         if state.round == 0:
             warn_without_user_features(self.experiment, state.parameters)
         state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))

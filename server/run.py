@@ -40,9 +40,7 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
         KeyboardInterrupt: the user stopped the run; likewise.
     """
     with _status(run, node_names(grid)):
-        callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
-        loop = Loop(run, grid, callback_list)
-        return loop.execute(partial(run_baselines, run, callback_list))
+        return Loop(run, grid, [*callbacks_of(run.experiment), *callbacks]).execute()
 
 
 def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
