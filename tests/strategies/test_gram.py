@@ -288,14 +288,6 @@ def test_means_are_damped_means_of_the_training_ratings(run, means_start):
     assert np.array_equal(found["item.count"][:, 0], counts)
 
 
-def test_the_first_round_is_charged_for_what_has_no_opposite(means_start):
-    """Sums of ratings in [-1, 1] with counts move by sqrt(2) S, similarities by 2 S."""
-    experiment = load(means_start, [*START, *MEANS_START_PRIVATE, "rounds=3"])
-    found = PhasePlans.before_a_run(experiment, np.arange(18)).plans
-    assert found["means"].sensitivity == pytest.approx(2.0 * np.sqrt(2))
-    assert found["main"].sensitivity == pytest.approx(2 * 0.1)
-
-
 @pytest.mark.parametrize(
     "setting", ["strategy.step={name='rating-sums', scale=[0.0, 5.0]}", "model.scale=[0.5, 5.0]"]
 )

@@ -65,15 +65,24 @@ def with_row(place, drift=0.0):
     return with_table(SparseUpdate((4, 2), np.array([place]), values, drift))
 
 
-def through(validator, *sums, theta=THETA, **order):
-    """Nodes 2, 3, ... reply with some sums; returns the nodes whose replies are accepted."""
+def accepted(validator, *sums, theta=THETA, **order):
+    """Replies that are accepted, of those of nodes 2, 3, ... with some sums."""
     messages = asked(*range(2, 2 + len(sums)), **order)
     contents = [pack_sum(one) if isinstance(one, TrainSum) else one for one in sums]
-    replies = [
-        Message(content, reply_to=message)
-        for content, message in zip(contents, messages, strict=True)
-    ]
-    return [reply.metadata.src_node_id for reply in validator.trained(messages, replies, theta)]
+    pairs = zip(contents, messages, strict=True)
+    replies = [Message(content, reply_to=message) for content, message in pairs]
+    return validator.trained(messages, replies, theta)
+
+
+def through(validator, *sums, **more):
+    """The nodes whose replies are accepted."""
+    return [reply.metadata.src_node_id for reply in accepted(validator, *sums, **more)]
+
+
+def length(total):
+    """Norm of a sum of zeros' changes, whole or by rows."""
+    whole = [dense_change(own, np.zeros(own.shape)) for own in total.values()]
+    return float(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in whole)))
 
 
 def test_honest_sums_pass_dense_and_by_rows():
@@ -141,18 +150,10 @@ def test_a_bad_sum_is_left_out_and_the_others_count(bad):
 
 def bounded(validator, *sums, **order):
     """What is left of the sums of nodes 2, 3, ...: norm per weight, examples per client, weight."""
-    messages = asked(*range(2, 2 + len(sums)), **order)
-    replies = [
-        Message(pack_sum(one), reply_to=message)
-        for one, message in zip(sums, messages, strict=True)
+    found = [unpack_sum(one.content) for one in accepted(validator, *sums, **order)]
+    return [
+        (length(one.total) / one.weight, one.examples / one.clients, one.weight) for one in found
     ]
-    found = [unpack_sum(one.content) for one in validator.trained(messages, replies, THETA)]
-    return [(_norm(one) / one.weight, one.examples / one.clients, one.weight) for one in found]
-
-
-def _norm(one):
-    squares = [np.square(dense_change(own, THETA[name])).sum() for name, own in one.total.items()]
-    return float(np.sqrt(sum(squares)))
 
 
 @pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
@@ -569,8 +570,7 @@ def test_a_clip_bounds_what_is_sent_and_the_server_clips_too(load_tiny, folder, 
 
 
 def norm(reply):
-    values = (getattr(change, "values", change) for change in reply.total.values())
-    return float(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in values)))
+    return length(reply.total)
 
 
 def _with(payloads, **arrays):
@@ -633,10 +633,6 @@ def sums(load_tiny):
         total = {name: dense_change(value, arrays[name]) for name, value in reply.total.items()}
         made.append((total, reply.clients))
     return made
-
-
-def length(total):
-    return float(np.sqrt(sum(np.square(value).sum() for value in total.values())))
 
 
 def test_it_may_put_ten_times_the_usual_norm_of_all_its_clients_into_one_item(sums):
