@@ -63,8 +63,8 @@ class InFlight(NamedTuple):
     """True if it does not reply."""
 
 
-_QUEUE = {"end": np.float64, "client": np.int64, "version": np.int64, "lost": np.bool_}
-"""Fields of the queue in a checkpoint, and their types."""
+_QUEUE = np.dtype([("end", "f8"), ("client", "i8"), ("version", "i8"), ("lost", "?")])
+"""Fields of a client in training in a checkpoint."""
 
 
 class BufferedTimeline(Timeline):
@@ -113,14 +113,12 @@ class BufferedTimeline(Timeline):
 
     def memory(self) -> dict[str, np.ndarray]:
         """Time and totals, the queue with its parameters, and the next clients."""
-        queue = sorted(self._queue)
         memory = {
             **super().memory(),
             "draws": np.asarray(self._draws),
             "next": np.array(self._next, dtype=np.int64),
+            "queue": np.array(sorted(map(tuple, self._queue)), dtype=_QUEUE),
         }
-        for rank, (name, kind) in enumerate(_QUEUE.items()):
-            memory[f"queue/{name}"] = np.array([client[rank] for client in queue], dtype=kind)
         for version, arrays in self.versions.items():
             memory |= {f"version/{version}/{name}": value for name, value in arrays.items()}
         return memory
@@ -130,8 +128,7 @@ class BufferedTimeline(Timeline):
         super().restore(memory)
         self._draws = int(memory["draws"])
         self._next = memory["next"].tolist()
-        columns = (memory[f"queue/{name}"].tolist() for name in _QUEUE)
-        self._queue = [InFlight(*row) for row in zip(*columns, strict=True)]
+        self._queue = [InFlight(*client) for client in memory["queue"].tolist()]
         self.versions.clear()
         for key, value in strip_prefix("version/", memory).items():
             version, _, name = key.partition("/")

@@ -126,7 +126,7 @@ class Loop:
         for part in parts_of(self.strategy):
             if isinstance(part, CohortStrategy):
                 part.check_parameters(state.parameters)
-        fitted = run_baselines(self.run, self.callbacks)  # after the settings are checked
+        run_baselines(self.run, self.callbacks)  # after the settings are checked
         if state.round == 0:
             warn_without_user_features(self.experiment, state.parameters)
         state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
@@ -141,7 +141,7 @@ class Loop:
             check_finite(state.parameters, state.round, self.strategy)
             state = dataclasses.replace(state, strategy=self._memory())
             self.checkpoints.save(state)  # the last round, regardless of checkpoint.every
-        result = self._conclude(state, fitted)
+        result = self._conclude(state)
         log.info("finished: %s", result.metrics)
         self.run.set_status("finished", state.round)
         self.callbacks.on_end(result)
@@ -280,12 +280,9 @@ class Loop:
         self.run.set_status("running", state.round)
         self._written = time.monotonic()
 
-    def _conclude(self, state: State, baselines: dict[str, dict[str, float]]) -> Result:
-        """Evaluate the final parameters on all final users, and write the result with all reports.
-
-        Args:
-            state: state after the last round.
-            baselines: metrics of the centralised systems.
+    def _conclude(self, state: State) -> Result:
+        """Evaluate the final parameters, those after the last round or of the best one, on all
+        final users, and write the result with all reports.
 
         Raises:
             ClientError: nodes failed.
@@ -301,19 +298,14 @@ class Loop:
         tuned = has_fine_tuning(self.experiment)
         after = self._evaluate_all(arrays, best_round, fine_tune=True) if tuned else before
         reports = self._reports(state)
-        result = Result(
-            experiment=self.experiment,
-            folder=run.path,
+        result = run.result(
             metrics=after.means(metrics),
             before_fine_tuning=before.means(metrics) if tuned else {},
-            baselines=baselines,
             rounds=pd.DataFrame(state.rounds),
             users=after.users,
             groups=after.groups(),
             parameters=parameters,
             privacy=tuple(line for table in reports.values() for line in table["in words"]),
-            baseline_users=run.baseline_users(),
-            baseline_groups=run.baseline_groups(),
             early_stopping=reports.get(NAME, {}),
         )
         seconds = {

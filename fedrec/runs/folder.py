@@ -35,7 +35,7 @@ import fcntl
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -95,7 +95,7 @@ _ACCOUNTS = (
     *("baselines-privacy", "replies"),
 )
 TIED_SHARE = "share-of-rows-with-tied-times"  # in result.json
-_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
+_METRICS = ("metrics", "metrics-before-fine-tuning")  # in result.json
 
 
 class RunFolder:
@@ -323,20 +323,26 @@ class RunFolder:
         write_atomically(folder / "groups.csv", groups.to_csv())
         write_atomically(folder / "result.json", _json(result))
 
-    def baseline_users(self) -> dict[str, pd.DataFrame]:
-        """Per-user metrics of each centralised baseline, by label."""
-        return self._of_baselines("users.csv")
+    def result(self, **tables: Any) -> Result:
+        """Make the result of the run from its tables (attributes of `Result`) and from what the
+        folder has of its centralised baselines."""
+        baselines = self.read_baselines() or {}
+        users, groups = (self._of_baselines(baselines, name) for name in ("users", "groups"))
+        return Result(
+            experiment=self.experiment,
+            folder=self.path,
+            baselines=baselines,
+            baseline_users=users,
+            baseline_groups=groups,
+            **tables,
+        )
 
-    def baseline_groups(self) -> dict[str, pd.DataFrame]:
-        """Means over groups of users by each centralised baseline, by label."""
-        return self._of_baselines("groups.csv")
-
-    def _of_baselines(self, name: str) -> dict[str, pd.DataFrame]:
-        folders = {label: self.baseline_folder(label) for label in self.read_baselines() or {}}
+    def _of_baselines(self, labels: Iterable[str], name: str) -> dict[str, pd.DataFrame]:
+        files = {label: self.baseline_folder(label) / f"{name}.csv" for label in labels}
         return {
-            label: self._read_table(str((folder / name).relative_to(self.path)), index=0)
-            for label, folder in folders.items()
-            if (folder / name).exists()
+            label: self._read_table(str(file.relative_to(self.path)), index=0)
+            for label, file in files.items()
+            if file.exists()
         }
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
@@ -396,25 +402,17 @@ class RunFolder:
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
                 fix=f"fedrec resume {quote(str(self.path))}",
             )
-        metrics, before, baselines = (summary.get(key) for key in _METRICS)
-        if not isinstance(baselines, dict):
-            raise self._damaged("result.json", "no table under baselines")
+        metrics, before = (summary.get(key) for key in _METRICS)
         accounts = [summary.get(name, {}) for name in _ACCOUNTS]
         texts = [a.get("in words", []) if isinstance(a, dict) else None for a in accounts]
         if not all(isinstance(lines, list) for lines in texts):
             raise self._damaged("result.json", "an account that is not in words")
-        named = {label: self._metrics(m, "result.json") for label, m in baselines.items()}
-        return Result(
-            experiment=self.experiment,
-            folder=self.path,
+        return self.result(
             metrics=self._metrics(metrics, "result.json"),
             before_fine_tuning=self._metrics(before, "result.json"),
-            baselines=named,
             rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
-            baseline_users=self.baseline_users(),
-            baseline_groups=self.baseline_groups(),
             privacy=tuple(str(line) for lines in texts for line in lines or ()),
             early_stopping=summary.get("early-stopping", {}),
         )

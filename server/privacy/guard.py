@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
-from fedrec.experiment.phases import phase_at
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.config import PrivacyConfig
@@ -67,7 +66,6 @@ class Guard(RunExtension):
         self.strategy = strategy
         experiment = run.experiment
         self.phases = PhasePlans.of(experiment, config, strategy, self._populations())
-        self._schedule = strategy.schedule(strategy.config, strategy.step)
         source = source_of(config.mode, experiment.seed)
         order = self.phases.order
         first = {phase: order.index(phase) + 1 for phase in dict.fromkeys(order)}
@@ -214,7 +212,8 @@ class Guard(RunExtension):
         self._lost.discard(self._phase(round_number))
 
     def _phase(self, round_number: int) -> str:
-        return phase_at(self._schedule, round_number).name
+        order = self.phases.order
+        return order[min(round_number, len(order)) - 1]
 
     def check_charged(self, round_number: int) -> None:
         """Check that the round was charged as planned.
