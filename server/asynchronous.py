@@ -42,7 +42,6 @@ from server.devices import (
     SECONDS,
     Timeline,
     check_named_clients,
-    check_personal_noise,
     time_needed,
 )
 from server.federation import Federation
@@ -239,7 +238,6 @@ class AsynchronousFederation(Federation):
         experiment = self.experiment
         if experiment.devices is None or experiment.asynchronous is None:
             raise time_needed("asynchronous")
-        check_personal_noise(experiment)
         parts = check_named_clients(strategy, "asynchronous")
         reason = f"{len(parts)} phases" if len(parts) > 1 else more_than_sums(type(parts[0]))
         if reason:

@@ -175,37 +175,33 @@ def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
 
 
 def _check_settings(experiment: Experiment, evaluator: Evaluator, of_training: int) -> None:
-    asked = any("validation" in key and value for key, value in experiment.split.options.items())
-    rules = [
-        (
-            evaluator.federation.untrusted,
+    if evaluator.federation.untrusted:
+        raise ExperimentError(
             "early stopping is unavailable with real clients",
-            "an experiment without [early-stopping]",
-            "clients whose owners allow only a few evaluations (most-evaluations)",
-            "set the number of rounds, chosen in a simulation",
-        ),
-        (
-            not len(evaluator.federation.roster.validated),
+            expected="an experiment without [early-stopping]",
+            got="clients whose owners allow only a few evaluations (most-evaluations)",
+            fix="set the number of rounds, chosen in a simulation",
+        )
+    asked = any("validation" in key and value for key, value in experiment.split.options.items())
+    if not len(evaluator.federation.roster.validated):
+        raise ExperimentError(
             "early stopping needs validation users; test users are never used",
-            "a split that holds out validation rows",
-            "no validation user with a positive held-out row; held out are rows of users with at"
-            " least two different items"
+            expected="a split that holds out validation rows",
+            got="no validation user with a positive held-out row; held out are rows of users with"
+            " at least two different items"
             if asked
             else f"split.name = {experiment.split.name!r} without any",
-            "a larger share of validation rows, split.validation-role = 'held-out', data with more"
-            " items per user, or an experiment without [early-stopping]"
+            fix="a larger share of validation rows, split.validation-role = 'held-out', data with"
+            " more items per user, or an experiment without [early-stopping]"
             if asked
             else "--set split.validation-users=0.1, or --set split.validation=0.1 with split"
             " 'ratio'",
-        ),
-        (
-            experiment.hides_cohorts and of_training > 0,
+        )
+    if experiment.hides_cohorts and of_training > 0:
+        raise ExperimentError(
             "a release cannot be selected by noiseless metrics of its training users",
-            "validation users who do not train, with privacy.mode = 'secure'",
-            f"{of_training} validation users who train",
-            "set split.name = 'user-holdout' with validation-users, or leave [early-stopping] out",
-        ),
-    ]
-    for broken, problem, expected, got, fix in rules:
-        if broken:
-            raise ExperimentError(problem, expected=expected, got=got, fix=fix)
+            expected="validation users who do not train, with privacy.mode = 'secure'",
+            got=f"{of_training} validation users who train",
+            fix="set split.name = 'user-holdout' with validation-users, or leave [early-stopping]"
+            " out",
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange with nodes: replies, dropped replies, item requests, and wrapped grids."""
+"""Exchange with nodes: replies, dropped replies, and item requests."""
 
 from __future__ import annotations
 
@@ -240,39 +240,3 @@ def request_items(
     good = answers(replies, sent=list(groups), max_failures=engine.max_failures)
     requests = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
     return {node: requests[node] for node in groups if node in requests}
-
-
-# Base of grids that wrap another Flower grid and override some of its calls.
-
-
-class WrappedGrid(Grid):
-    """Grid that delegates every call to another; subclasses define `send_and_receive`.
-
-    Args:
-        grid: the wrapped grid.
-    """
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)

@@ -35,12 +35,16 @@ class Federation:
     Args:
         experiment: the resolved experiment.
         grid: connection to the nodes.
+
+    Raises:
+        ExperimentError: users' own budgets are combined with late devices.
     """
 
     untrusted = False
     """True if nodes are untrusted."""
 
     def __init__(self, experiment: Experiment, grid: Grid) -> None:
+        check_personal_noise(experiment)
         self.experiment = experiment
         self.grid = grid
         self.timeout = experiment.engine.timeout
@@ -72,7 +76,6 @@ class Federation:
                 not support it.
         """
         experiment = self.experiment
-        check_personal_noise(experiment)
         if experiment.devices is not None:
             check_named_clients(strategy, "devices")
             return SynchronousTimeline(experiment, experiment.devices)

@@ -247,7 +247,7 @@ class CohortStrategy(_LoopEvaluates):
         self._asked = {}
         self._down = 0
         self._requested = 0
-        protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
+        protection = None if self.privacy is None else self.privacy.plan.protection(self._theta)
         each = self.reply == "each"
         groups = list(self.cohorts.by_node(self.cohorts.sample(server_round)))
         for number, (node, clients, sent) in enumerate(self._sent(server_round, groups, arrays)):

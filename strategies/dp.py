@@ -26,7 +26,6 @@ import numpy as np
 
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan
-from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, scaled
 from fedrec.rng import NoiseSource
@@ -62,10 +61,6 @@ class DpFedAvg:
         self.memory: dict[str, np.ndarray] = {}
         """Noise of earlier rounds that the mechanism saves; secret."""
         self._warned = False
-
-    def protection(self, names: Sequence[str]) -> Protection:
-        """Clip and noise of clients' updates in the next round."""
-        return self.plan.protection(names)
 
     def release(
         self,

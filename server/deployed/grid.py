@@ -21,7 +21,6 @@ from flwr.serverapp import Grid
 
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runtime.process import Backoff
-from server.exchange import WrappedGrid
 
 log = logging.getLogger("fedrec")
 _FIRST_POLL = 0.1
@@ -38,7 +37,7 @@ SUPERLINK = 1
 _SERVER_PATIENCE = 120.0  # seconds to repeat failing calls to the SuperLink
 
 
-class DeployedGrid(WrappedGrid):
+class DeployedGrid(Grid):
     """Flower's grid over real nodes, with the loop's timeouts.
 
     Args:
@@ -57,13 +56,26 @@ class DeployedGrid(WrappedGrid):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(grid)
+        self._grid = grid
         self.most_clients = most_clients
         self.node_names = node_names or {}
         self._clock = clock
         self._sleep = sleep
         self._missed: dict[int, int] = {}
         self._pauses: dict[int, int] = {}
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self._grid.get_nodes()
 
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the nodes with a recent heartbeat."""

@@ -198,7 +198,7 @@ def test_with_noise_of_the_clients_a_node_is_bounded_too(settings, nodes):
         assert length <= CLIP * own + 1.1 * noise + 1.1 * missing
     honest_sum = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for client in range(own):
-        noisy = federation.strategy.privacy.protection(list(SHAPES)).noisy(
+        noisy = plan.protection(SHAPES).noisy(
             {name: np.zeros(shape) for name, shape in SHAPES.items()}, Reproducible(3), 1, client
         )
         honest_sum = {name: value + noisy[name] for name, value in honest_sum.items()}
