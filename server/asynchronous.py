@@ -85,7 +85,7 @@ class BufferedTimeline(Timeline):
         self.config = asynchronous
         self.versions: dict[int, dict[str, np.ndarray]] = {}
         self._queue: list[InFlight] = []
-        self._answers: list[InFlight] = []
+        self._answers: dict[int, int] = {}  # versions of the round's replies, by client
         self._draws = 0  # cohorts that the sampler drew
         self._next: list[int] = []  # drawn clients that have not started, in reverse order
         self._ended = 0.0
@@ -99,14 +99,12 @@ class BufferedTimeline(Timeline):
 
     def version_of(self, client: int) -> int:
         """Return the round of the parameters that a client of the current round was sent."""
-        return next(answer.version for answer in self._answers if answer.client == client)
+        return self._answers[client]
 
     def groups(self, clients: np.ndarray) -> Iterator[np.ndarray]:
         """Group the clients of a round, `int64 [clients]`, by the parameters that they were sent,
         the newest first."""
-        versions = np.array(
-            [self.version_of(client) for client in clients.tolist()], dtype=np.int64
-        )
+        versions = np.array([self._answers[client] for client in clients.tolist()], dtype=np.int64)
         for version in np.unique(versions)[::-1]:
             yield clients[versions == version]
 
@@ -144,7 +142,7 @@ class BufferedTimeline(Timeline):
                 got=str(self.config.concurrency),
                 fix="set a smaller number, or a smaller sampler.cohort",
             )
-        self._answers = []
+        self._answers = {}
         self._lost = 0
         now = self.clock
         while len(self._answers) < buffer:
@@ -155,7 +153,7 @@ class BufferedTimeline(Timeline):
                 if client.lost:
                     self._lost += 1
                 else:
-                    self._answers.append(client)
+                    self._answers[client.client] = client.version
             now = max(now, at)
             if self._lost > _MOST_LOST * buffer:
                 raise ExperimentError(
@@ -164,12 +162,12 @@ class BufferedTimeline(Timeline):
                     fix="set shorter device times, or more hours in devices.nightly",
                 )
         self._ended = now
-        return np.sort(np.array([answer.client for answer in self._answers], dtype=np.int64))
+        return np.array(sorted(self._answers), dtype=np.int64)
 
     def _refilled(self, now: float, round_number: int, cohorts: SampledCohorts) -> float:
         """Start clients up to the concurrency; if none trains or is available, at the next time at
         which one is. Returns the time."""
-        busy = {client.client for client in (*self._queue, *self._answers)}
+        busy = {client.client for client in self._queue} | self._answers.keys()
         if not self._queue and self.devices.config.sometimes_away:
             idle = cohorts.clients[~np.isin(cohorts.clients, list(busy))]
             now = self._when_present(idle, 1, now)
@@ -201,7 +199,7 @@ class BufferedTimeline(Timeline):
     def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
         """Complete the planned round, and save its parameters; returns its counts of answers."""
         self.clock = self._ended
-        stale = [round_number - 1 - answer.version for answer in self._answers]
+        stale = [round_number - 1 - version for version in self._answers.values()]
         needed = {client.version for client in self._queue}
         self.versions = {v: theta for v, theta in self.versions.items() if v in needed}
         self.versions[round_number] = _copies(zero_copy_arrays(arrays))

@@ -137,7 +137,9 @@ class DeployedGrid(Grid):
         messages = list(messages)
         if not messages:
             return []
-        ready = self._ready([message.metadata.dst_node_id for message in messages], timeout)
+        online = self._present(timeout)
+        nodes = dict.fromkeys(message.metadata.dst_node_id for message in messages)
+        ready = {node for node in nodes if self._asks(node, online)}
         sent = [message for message in messages if message.metadata.dst_node_id in ready]
         # With a time to live: a node that comes online later must not work on an expired message.
         deadline = math.inf if timeout is None else self._clock() + timeout
@@ -150,16 +152,6 @@ class DeployedGrid(Grid):
             if enough is not None and enough(good):
                 break
         return replies
-
-    def _ready(self, nodes: Iterable[int], timeout: float | None) -> set[int]:
-        """Select the nodes to send a message: online, and without a recently missed deadline.
-
-        Args:
-            nodes: Flower's ids.
-            timeout: seconds to wait for a node while none is online.
-        """
-        there = self._present(timeout)
-        return {node for node in dict.fromkeys(nodes) if self._asks(node, there)}
 
     def _arriving(self, waiting: dict[str, Message], deadline: float) -> Iterator[list[Message]]:
         """Poll for replies until all messages have one, or the deadline has passed.
@@ -235,6 +227,7 @@ class DeployedGrid(Grid):
             self._sleep(pauses.next())
 
     def _asks(self, node: int, there: set[int]) -> bool:
+        """True if a node gets a message: it is online, and has not just missed a deadline."""
         left = self._pauses.get(node, 0)
         self._pauses[node] = max(0, left - 1)
         return left == 0 and node in there

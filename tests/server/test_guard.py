@@ -215,21 +215,6 @@ def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, case):
     assert_same_run(result, whole)
 
 
-def test_every_parameter_of_a_real_round_has_noise(run_tiny):
-    """With S = 1e-6 there is only noise: every coordinate moves, also those of items without
-    interactions."""
-    still = run_tiny(
-        "privacy={clip-norm=1e-6, noise-multiplier=0.0}", "rounds=1", *CHEAP, output="still"
-    )
-    noisy = run_tiny(
-        "privacy={clip-norm=1e-6, noise-multiplier=1e6}", "rounds=1", *CHEAP, output="noisy"
-    )
-    noise = np.concatenate(
-        [(noisy.parameters[n] - still.parameters[n]).ravel() for n in still.parameters]
-    )
-    assert noise.all() and abs(noise.std() / (2 / 6) - 1) < 5 / math.sqrt(2 * noise.size)
-
-
 # --- secure mode ----------------------------------------------------------------------------------
 
 
@@ -398,14 +383,6 @@ def test_without_noise_epsilon_is_infinite_everywhere(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.0}", *CHEAP)
     table = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert np.isinf(result.rounds["epsilon"]).all() and table["epsilon"] == "inf"
-
-
-def test_a_run_without_privacy_reports_none(run_tiny):
-    result = run_tiny(*CHEAP)
-    assert "epsilon" not in result.rounds
-    assert result.privacy == ()
-    assert not (result.folder / "privacy.jsonl").exists()
-    assert "privacy" not in json.loads((result.folder / "result.json").read_text())
 
 
 @pytest.mark.slow
