@@ -90,12 +90,7 @@ FORMAT = 2
 metrics and raise an error."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
-_ACCOUNTS = (
-    *("leak", "perturb", "adversary", "strategy", "personal", "privacy", "early-stopping"),
-    *("baselines-privacy", "replies"),
-)
 TIED_SHARE = "share-of-rows-with-tied-times"  # in result.json
-_METRICS = ("metrics", "metrics-before-fine-tuning")  # in result.json
 
 
 class RunFolder:
@@ -402,18 +397,19 @@ class RunFolder:
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
                 fix=f"fedrec resume {quote(str(self.path))}",
             )
-        metrics, before = (summary.get(key) for key in _METRICS)
-        accounts = [summary.get(name, {}) for name in _ACCOUNTS]
-        texts = [a.get("in words", []) if isinstance(a, dict) else None for a in accounts]
+        reports = [table for table in summary.values() if isinstance(table, dict)]
+        texts = [report.get("in words", []) for report in reports]
         if not all(isinstance(lines, list) for lines in texts):
-            raise self._damaged("result.json", "an account that is not in words")
+            raise self._damaged("result.json", "a report that is not in words")
         return self.result(
-            metrics=self._metrics(metrics, "result.json"),
-            before_fine_tuning=self._metrics(before, "result.json"),
+            metrics=self._metrics(summary.get("metrics"), "result.json"),
+            before_fine_tuning=self._metrics(
+                summary.get("metrics-before-fine-tuning"), "result.json"
+            ),
             rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
-            privacy=tuple(str(line) for lines in texts for line in lines or ()),
+            privacy=tuple(str(line) for lines in texts for line in lines),
             early_stopping=summary.get("early-stopping", {}),
         )
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Message
 
+import fedrec
 from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import ClosingConfig
@@ -73,6 +74,7 @@ def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
     said = json.loads((early.folder / "result.json").read_text())["devices"]
     assert (said["asked"], said["late"]) == (54, 18)
     assert any("18 of 54 replies (33.3%) were late" in line for line in early.privacy)
+    assert fedrec.Result.load(early.folder).privacy == early.privacy
     charts = "".join(curves(named([early, waiting])))
     assert "hits@5 by round" in charts and "hits@5 by simulated hour" in charts
 

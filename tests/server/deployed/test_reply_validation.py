@@ -3,6 +3,7 @@
 
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,15 +21,24 @@ from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
     pack_each,
     pack_sum,
+    pack_table,
     pack_train,
     unpack_each,
     unpack_parameters,
     unpack_sum,
 )
-from fedrec.protocol.orders import EvaluateOrder, SentUpdate, TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.orders import (
+    EvaluateOrder,
+    Presence,
+    SentUpdate,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
+)
 from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
+from server.cohort import Roster
 from server.deployed.validation import (
     LARGER,
     ReplyValidator,
@@ -36,6 +46,7 @@ from server.deployed.validation import (
     norm_bounds,
     of_usual_size,
 )
+from server.evaluation import Evaluator
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut
 
@@ -317,6 +328,29 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
                 ids,
                 ranges,
             )
+
+
+def test_metrics_of_real_nodes_count_only_where_they_are_valid(load_tiny):
+    """Node 3 claims a metric above its range, and node 4 clients of another node."""
+    record = DroppedReplies(always=True)
+    nobody = np.empty(0, dtype=np.int64)
+    presences = tuple(Presence(place, nobody, np.array([place])) for place in range(3))
+    claims = {2: (0, 0.5), 3: (1, 7.0), 4: (0, 1.0)}
+
+    def ask(messages):
+        for message in messages:
+            client, value = claims[message.metadata.dst_node_id]
+            table = pack_table(np.array([client]), dict.fromkeys(ranges, np.array([value])))
+            yield Message(table, reply_to=message)
+
+    federation = SimpleNamespace(
+        untrusted=True, roster=Roster((2, 3, 4), presences), dropped=record, ask=ask
+    )
+    evaluator = Evaluator(load_tiny(), federation)
+    ranges = evaluator.metrics.ranges
+    found = evaluator.evaluate(to_record(THETA), 1, np.arange(3))
+    assert found.users.index.tolist() == [0] and (found.users.to_numpy() == 0.5).all()
+    assert record.after_round(1, None)["dropped-replies"] == 2
 
 
 RATED = ("task=rating",)
