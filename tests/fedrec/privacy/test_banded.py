@@ -138,18 +138,6 @@ def test_its_noise_is_that_of_the_dense_matrix(bands):
     assert banded(bands).std == pytest.approx(rows.max(), rel=1e-9)
 
 
-@pytest.mark.parametrize(("rounds", "expected"), [(60, 2.7), (300, 4.1)])
-def test_running_sums_have_less_noise_than_independent_noise_gives(rounds, expected):
-    """The same epsilon for clients 48 rounds apart; the root mean square over all running sums."""
-    schedule = Scheduled(100, 48)
-    sums = np.tril(np.ones((rounds, rounds)))
-    correlated = moved(rounds, schedule, 48) * np.linalg.norm(
-        sums @ np.linalg.inv(dense(rounds, 48))
-    )
-    independent = moved(rounds, schedule, 1) * np.linalg.norm(sums)
-    assert independent / correlated == pytest.approx(expected, abs=0.05)
-
-
 def test_a_run_is_charged_once_for_all_its_rounds_and_the_forecast_knows_it(
     run_tiny, tiny_experiment
 ):
