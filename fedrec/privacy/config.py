@@ -102,6 +102,11 @@ class PrivacyConfig(Budget):
             )
         return self
 
+    @property
+    def limit(self) -> float | None:
+        """Largest epsilon after any round; None: no limit."""
+        return self.budget if self.epsilon is None else self.epsilon
+
     def in_phase(self, phase: str) -> PrivacyConfig:
         """Settings of one phase of a run, with its changes in `phases`, except the noise factor."""
         phase_config = self.phases.get(phase, PhaseConfig())

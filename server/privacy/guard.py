@@ -78,7 +78,7 @@ class Guard(RunExtension):
         self.ledger = Ledger(
             run.path / "privacy.jsonl",
             config.backend,
-            budget=self.phases.budget,
+            budget=config.limit,
             delta=self.phases.delta,
         )
         self._lost: set[str] = set()  # phases that lost the noise of earlier rounds

@@ -126,18 +126,13 @@ class PhasePlans:
         """Largest delta of the phases' plans."""
         return max(plan.delta for plan in self.plans.values())
 
-    @property
-    def budget(self) -> float | None:
-        """Largest epsilon after any round; None: no limit."""
-        return next(iter(self.plans.values())).budget
-
     def paid_rounds(self) -> int:
         """Number of rounds that the budget covers; further rounds are not run."""
-        if self.budget is None:
+        if self.config.limit is None:
             return len(self.order)
         return bisect_right(  # epsilon grows with every round
             range(1, len(self.order) + 1),
-            self.budget,
+            self.config.limit,
             key=lambda rounds: self._accountant(rounds).epsilon(self.delta).epsilon,
         )
 
@@ -171,7 +166,8 @@ class PhasePlans:
             yield f"Phase {phase}: {rounds} round{many}, {_drawn(plan)}; {_noise(plan)}"
         if paid < len(self.order):
             yield (
-                f"The budget of epsilon {self.budget:g} covers {paid} of {len(self.order)} rounds."
+                f"The budget of epsilon {self.config.limit:g} covers {paid} of"
+                f" {len(self.order)} rounds."
             )
 
     def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:
