@@ -42,7 +42,6 @@ from server.devices import (
     SECONDS,
     Timeline,
     check_named_clients,
-    check_personal_noise,
     time_needed,
 )
 from server.federation import Federation
@@ -63,8 +62,8 @@ class InFlight(NamedTuple):
     """True if it does not reply."""
 
 
-_QUEUE = {"end": np.float64, "client": np.int64, "version": np.int64, "lost": np.bool_}
-"""Fields of the queue in a checkpoint, and their types."""
+_QUEUE = np.dtype([("end", "f8"), ("client", "i8"), ("version", "i8"), ("lost", "?")])
+"""Fields of a client in training in a checkpoint."""
 
 
 class BufferedTimeline(Timeline):
@@ -86,7 +85,7 @@ class BufferedTimeline(Timeline):
         self.config = asynchronous
         self.versions: dict[int, dict[str, np.ndarray]] = {}
         self._queue: list[InFlight] = []
-        self._answers: list[InFlight] = []
+        self._answers: dict[int, int] = {}  # versions of the round's replies, by client
         self._draws = 0  # cohorts that the sampler drew
         self._next: list[int] = []  # drawn clients that have not started, in reverse order
         self._ended = 0.0
@@ -100,27 +99,23 @@ class BufferedTimeline(Timeline):
 
     def version_of(self, client: int) -> int:
         """Return the round of the parameters that a client of the current round was sent."""
-        return next(answer.version for answer in self._answers if answer.client == client)
+        return self._answers[client]
 
     def groups(self, clients: np.ndarray) -> Iterator[np.ndarray]:
         """Group the clients of a round, `int64 [clients]`, by the parameters that they were sent,
         the newest first."""
-        versions = np.array(
-            [self.version_of(client) for client in clients.tolist()], dtype=np.int64
-        )
+        versions = np.array([self._answers[client] for client in clients.tolist()], dtype=np.int64)
         for version in np.unique(versions)[::-1]:
             yield clients[versions == version]
 
     def memory(self) -> dict[str, np.ndarray]:
         """Time and totals, the queue with its parameters, and the next clients."""
-        queue = sorted(self._queue)
         memory = {
             **super().memory(),
             "draws": np.asarray(self._draws),
             "next": np.array(self._next, dtype=np.int64),
+            "queue": np.array(sorted(map(tuple, self._queue)), dtype=_QUEUE),
         }
-        for rank, (name, kind) in enumerate(_QUEUE.items()):
-            memory[f"queue/{name}"] = np.array([client[rank] for client in queue], dtype=kind)
         for version, arrays in self.versions.items():
             memory |= {f"version/{version}/{name}": value for name, value in arrays.items()}
         return memory
@@ -130,8 +125,7 @@ class BufferedTimeline(Timeline):
         super().restore(memory)
         self._draws = int(memory["draws"])
         self._next = memory["next"].tolist()
-        columns = (memory[f"queue/{name}"].tolist() for name in _QUEUE)
-        self._queue = [InFlight(*row) for row in zip(*columns, strict=True)]
+        self._queue = [InFlight(*client) for client in memory["queue"].tolist()]
         self.versions.clear()
         for key, value in strip_prefix("version/", memory).items():
             version, _, name = key.partition("/")
@@ -148,7 +142,7 @@ class BufferedTimeline(Timeline):
                 got=str(self.config.concurrency),
                 fix="set a smaller number, or a smaller sampler.cohort",
             )
-        self._answers = []
+        self._answers = {}
         self._lost = 0
         now = self.clock
         while len(self._answers) < buffer:
@@ -159,7 +153,7 @@ class BufferedTimeline(Timeline):
                 if client.lost:
                     self._lost += 1
                 else:
-                    self._answers.append(client)
+                    self._answers[client.client] = client.version
             now = max(now, at)
             if self._lost > _MOST_LOST * buffer:
                 raise ExperimentError(
@@ -168,12 +162,12 @@ class BufferedTimeline(Timeline):
                     fix="set shorter device times, or more hours in devices.nightly",
                 )
         self._ended = now
-        return np.sort(np.array([answer.client for answer in self._answers], dtype=np.int64))
+        return np.array(sorted(self._answers), dtype=np.int64)
 
     def _refilled(self, now: float, round_number: int, cohorts: SampledCohorts) -> float:
         """Start clients up to the concurrency; if none trains or is available, at the next time at
         which one is. Returns the time."""
-        busy = {client.client for client in (*self._queue, *self._answers)}
+        busy = {client.client for client in self._queue} | self._answers.keys()
         if not self._queue and self.devices.config.sometimes_away:
             idle = cohorts.clients[~np.isin(cohorts.clients, list(busy))]
             now = self._when_present(idle, 1, now)
@@ -202,9 +196,10 @@ class BufferedTimeline(Timeline):
             self._draws += 1
             self._next = cohorts.drawn(self._draws).tolist()[::-1]
 
-    def _complete(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Complete the planned round, and save its parameters; returns its counts of answers."""
         self.clock = self._ended
-        stale = [round_number - 1 - answer.version for answer in self._answers]
+        stale = [round_number - 1 - version for version in self._answers.values()]
         needed = {client.version for client in self._queue}
         self.versions = {v: theta for v, theta in self.versions.items() if v in needed}
         self.versions[round_number] = _copies(zero_copy_arrays(arrays))
@@ -241,7 +236,6 @@ class AsynchronousFederation(Federation):
         experiment = self.experiment
         if experiment.devices is None or experiment.asynchronous is None:
             raise time_needed("asynchronous")
-        check_personal_noise(experiment)
         parts = check_named_clients(strategy, "asynchronous")
         reason = f"{len(parts)} phases" if len(parts) > 1 else more_than_sums(type(parts[0]))
         if reason:

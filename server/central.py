@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -41,14 +42,11 @@ log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
 
 
-def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict[str, float]]:
-    """Run the experiment's baselines once per run folder; returns their metrics by label."""
-    done = run.read_baselines()
-    if done is not None:
-        return done
+def run_baselines(run: RunFolder, callback_list: CallbackList) -> None:
+    """Run the experiment's baselines once per run folder."""
     # the server of a deployment has no data to evaluate on
-    if not run.experiment.evaluation.baselines:
-        return {}
+    if run.read_baselines() is not None or not run.experiment.evaluation.baselines:
+        return
     callback_list.on_event(RunEvent("fitting baselines"))
     metrics = {}
     evaluation = _evaluation(run.experiment)
@@ -69,39 +67,31 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         if saved["metrics"]:
             metrics[label] = saved["metrics"]
     run.write_baselines(metrics)
-    return metrics
 
 
-def baseline_privacy(run: RunFolder) -> tuple[str, ...]:
-    """Privacy cost of the private baselines, one paragraph per line, and of all private systems of
-    the run together; empty without any."""
+def baseline_privacy(run: RunFolder) -> dict[str, Any]:
+    """Report of the private baselines, and of all private systems of the run together, `in words`;
+    empty without any."""
     saved = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
     lines = [line for table in saved for line in table.get("privacy", {}).get("in words", ())]
-    return (*lines, *systems_together(run)) if lines else ()
+    return {"in words": [*lines, *systems_together(run)]} if lines else {}
 
 
-def central_result(
-    run: RunFolder, metrics: dict[str, dict[str, float]], callback_list: CallbackList
-) -> Result:
-    """Finish an experiment of centralised systems alone."""
+def central_result(run: RunFolder, callback_list: CallbackList) -> Result:
+    """Fit the centralised systems of an experiment that has no others, and finish it."""
+    run_baselines(run, callback_list)
     privacy = baseline_privacy(run)
-    users = run.baseline_users()
-    nobody = pd.Index([], dtype="int64", name="client")
-    clients = next((table.index for table in users.values()), nobody)
-    result = Result(
-        experiment=run.experiment,
-        folder=run.path,
+    result = run.result(
         metrics={},
         before_fine_tuning={},
-        baselines=metrics,
         rounds=pd.DataFrame(),
-        users=pd.DataFrame(index=clients),
+        users=pd.DataFrame(index=pd.Index([], dtype="int64", name="client")),
         groups=pd.DataFrame(index=pd.Index([], name="group")),
-        privacy=privacy,
-        baseline_users=users,
-        baseline_groups=run.baseline_groups(),
+        privacy=tuple(privacy.get("in words", ())),
     )
-    run.write_result(result, {"baselines-privacy": {"in words": list(privacy)}} if privacy else {})
+    evaluated = next(iter(result.baseline_users.values()), result.users)
+    result = replace(result, users=evaluated[[]])
+    run.write_result(result, {"baselines-privacy": privacy} if privacy else {})
     run.set_status("finished", 0)
     callback_list.on_end(result)
     return result

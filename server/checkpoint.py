@@ -56,20 +56,18 @@ class RunExtension:
         """Return the reason why a round must not start; empty if it may."""
         return ""
 
-    def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Called with the parameters after a round, which the next round may change in place."""
-
-    def columns(self) -> dict[str, Any]:
-        """Return values for the row of a completed round: numbers or texts."""
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Called with the parameters after a round, which the next round may change in place;
+        returns values for the round's row, numbers or texts."""
         return {}
 
     def memory(self) -> dict[str, np.ndarray]:
         """Return the extension's state for the checkpoint after a round."""
         return {}
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """Return the report after the last round, as sentences and as JSON values."""
-        return [], {}
+    def report(self, rounds: int) -> dict[str, Any]:
+        """Return the report after the last round, as JSON values; its sentences as `in words`."""
+        return {}
 
 
 log = logging.getLogger("fedrec")

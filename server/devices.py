@@ -8,7 +8,6 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,6 @@ class Timeline(RunExtension):
         self.devices = Devices(config, experiment.seed)
         self.clock = 0.0
         self._counts: Counter[str] = Counter()
-        self._columns: dict[str, Any] = {}
         self._bytes = 0
         self._planned = 0  # the planned round
         self._taken = np.empty(0, dtype=np.int64)
@@ -77,15 +75,6 @@ class Timeline(RunExtension):
         self._bytes = sum(value.nbytes for value in theta.values())
         return []
 
-    def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Complete the planned round."""
-        if self._planned == round_number:
-            self._columns = self._complete(round_number, arrays)
-
-    def columns(self) -> dict[str, Any]:
-        """Counts of the round, such as late clients."""
-        return self._columns
-
     def memory(self) -> dict[str, np.ndarray]:
         """Return the simulated time and the totals."""
         counts = np.frombuffer(json.dumps(self._counts).encode(), dtype=np.uint8)
@@ -96,11 +85,11 @@ class Timeline(RunExtension):
         self._counts = Counter(parse_json(memory["counts"].tobytes()))
         self.clock = float(memory["clock"])
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> dict[str, Any]:
         """Report the simulated time and the number of late replies."""
         hours = self.clock / _HOUR
         words = f"Simulated time of {rounds} rounds: {hours:.4g} hours. {self._in_words()}"
-        return [words], {"hours": hours, **self._counts, "in words": [words]}
+        return {"hours": hours, **self._counts, "in words": [words]}
 
     @abstractmethod
     def _plan(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
@@ -108,8 +97,8 @@ class Timeline(RunExtension):
         the round is complete."""
 
     @abstractmethod
-    def _complete(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
-        """Complete the planned round; returns its columns."""
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Complete the planned round; returns its counts, such as late clients."""
 
     @abstractmethod
     def _in_words(self) -> str:
@@ -162,23 +151,10 @@ class Timeline(RunExtension):
 # Late answers are dropped. Their clients have downloaded the parameters, which `late-bytes` counts.
 
 
-@dataclass(frozen=True, eq=False)
-class Closed:
-    """Replies that a round uses.
-
-    Attributes:
-        taken: `int64 [n]`, indices of the clients whose replies are used, in order of arrival.
-        at: simulated time, in seconds, at which the round closes.
-    """
-
-    taken: np.ndarray
-    at: float
-
-
 def closed(
     clients: np.ndarray, ends: np.ndarray, lost: np.ndarray, start: float, config: ClosingConfig
-) -> Closed:
-    """Choose the replies that a round uses, and the time at which it closes.
+) -> tuple[np.ndarray, float]:
+    """Choose the replies that a round uses, and the simulated time, in seconds, at which it closes.
 
     Args:
         clients: `int64 [clients]`, ids, which order simultaneous replies.
@@ -186,17 +162,20 @@ def closed(
         lost: `bool [clients]`, True for clients that do not reply.
         start: time at which the round started.
         config: conditions on which it closes.
+
+    Returns:
+        Indices `int64 [n]` of the clients whose replies are used, in order of arrival; the time.
     """
     if not len(clients):
-        return Closed(np.empty(0, dtype=np.int64), start)
+        return np.empty(0, dtype=np.int64), start
     order = np.lexsort((clients, ends))
     deadline = math.inf if config.deadline is None else start + config.deadline
     answers = order[~lost[order]]
     needed = config.needed(len(clients))
     taken = answers[ends[answers] <= deadline][:needed]
     if len(taken) == needed:
-        return Closed(taken, float(ends[taken[-1]]))
-    return Closed(taken, min(deadline, float(ends.max())))
+        return taken, float(ends[taken[-1]])
+    return taken, min(deadline, float(ends.max()))
 
 
 class SynchronousTimeline(Timeline):
@@ -212,13 +191,14 @@ class SynchronousTimeline(Timeline):
             start = self._when_present(cohorts.clients, number, start)
             present = self._present(cohorts.clients, start)
         asked = cohorts.drawn(round_number, present)
+        taken, self._ended = closed(asked, *self._ends(asked, start), start, config)
         self._asked = len(asked)
-        self._closed = closed(asked, *self._ends(asked, start), start, config)
-        return np.sort(asked[self._closed.taken])
+        return np.sort(asked[taken])
 
-    def _complete(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
-        late = self._asked - len(self._closed.taken)
-        self.clock = self._closed.at
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Complete the planned round; returns its numbers of late clients and their bytes."""
+        late = self._asked - len(self._taken)
+        self.clock = self._ended
         self._counts.update({"asked": self._asked, "late": late})
         return {SECONDS: self.clock, "late-clients": late, "late-bytes": late * self._bytes}
 

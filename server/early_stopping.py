@@ -61,8 +61,8 @@ class EarlyStopping(RunExtension):
         self.config = config
         self.evaluator = evaluator
         self.metric = _watched_metric(evaluator, config)
-        validated = evaluator.roster.validated
-        training = evaluator.roster.training
+        validated = evaluator.federation.roster.validated
+        training = evaluator.federation.roster.training
         self._of_training = int(np.isin(validated, training).sum())
         _check_settings(experiment, evaluator, self._of_training)
         self.clients = sample_clients(validated, _USERS, experiment.seed)
@@ -72,14 +72,12 @@ class EarlyStopping(RunExtension):
         self._round = 0
         self._waited = 0
         self._parameters: dict[str, np.ndarray] = {}
-        self._last: dict[str, float] = {}
 
-    def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Evaluate, and save the parameters if they are better."""
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Evaluate, and save the parameters if they are better; returns the validation metric."""
         evaluator = self.evaluator
         evaluated = evaluator.evaluate(arrays, round_number, self.clients, held_out="validation")
         value = evaluated.means(evaluator.metrics)[self.metric]
-        self._last = {f"validation-{self.metric}": value}
         if self._improves(value):
             self._best = value
             self._round = round_number
@@ -88,6 +86,7 @@ class EarlyStopping(RunExtension):
             self._parameters = {name: np.array(array) for name, array in shared}
         elif round_number > self._uncounted:
             self._waited += 1
+        return {f"validation-{self.metric}": value}
 
     def why_stop(self, round_number: int) -> str:
         """Return the reason to stop if the metric has not improved for too long; else empty."""
@@ -97,10 +96,6 @@ class EarlyStopping(RunExtension):
             f"{self.metric} of validation users has not improved in {self._waited} evaluations"
             f" since round {self._round}: training stops"
         )
-
-    def columns(self) -> dict[str, float]:
-        """Return the validation metric."""
-        return self._last
 
     def memory(self) -> dict[str, np.ndarray]:
         """Return the best value, its round and parameters, and the evaluations since then."""
@@ -116,10 +111,9 @@ class EarlyStopping(RunExtension):
         self._waited = int(waited)
         self._parameters = strip_prefix(_PARAMETERS, memory)
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> dict[str, Any]:
         """Report the best round, its value, and the consequences for privacy."""
-        lines = self._words(rounds)
-        return lines, {
+        return {
             "metric": self.metric,
             "best": self._best if math.isfinite(self._best) else None,
             "best-round": self._round or None,
@@ -128,7 +122,7 @@ class EarlyStopping(RunExtension):
             "stopped": self._waited >= self.config.patience,
             "evaluations-since": self._waited,
             "validation-users": len(self.clients),
-            "in words": lines,
+            "in words": self._words(rounds),
         }
 
     def _improves(self, value: float) -> bool:
@@ -161,16 +155,6 @@ class EarlyStopping(RunExtension):
         ]
 
 
-def early_stopping_of(experiment: Experiment, evaluator: Evaluator) -> EarlyStopping | None:
-    """Make the early stopping of a run; None without an `[early-stopping]` table.
-
-    Raises:
-        ExperimentError: see `EarlyStopping`.
-    """
-    config = experiment.early_stopping
-    return None if config is None else EarlyStopping(experiment, config, evaluator)
-
-
 def ending(state: State) -> tuple[int, dict[str, np.ndarray]]:
     """Final round and parameters of a run: the best round with early stopping, else the last."""
     memory = strip_prefix(f"{NAME}:", state.strategy)
@@ -191,37 +175,33 @@ def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
 
 
 def _check_settings(experiment: Experiment, evaluator: Evaluator, of_training: int) -> None:
-    asked = any("validation" in key and value for key, value in experiment.split.options.items())
-    rules = [
-        (
-            evaluator.untrusted,
+    if evaluator.federation.untrusted:
+        raise ExperimentError(
             "early stopping is unavailable with real clients",
-            "an experiment without [early-stopping]",
-            "clients whose owners allow only a few evaluations (most-evaluations)",
-            "set the number of rounds, chosen in a simulation",
-        ),
-        (
-            not len(evaluator.roster.validated),
+            expected="an experiment without [early-stopping]",
+            got="clients whose owners allow only a few evaluations (most-evaluations)",
+            fix="set the number of rounds, chosen in a simulation",
+        )
+    asked = any("validation" in key and value for key, value in experiment.split.options.items())
+    if not len(evaluator.federation.roster.validated):
+        raise ExperimentError(
             "early stopping needs validation users; test users are never used",
-            "a split that holds out validation rows",
-            "no validation user with a positive held-out row; held out are rows of users with at"
-            " least two different items"
+            expected="a split that holds out validation rows",
+            got="no validation user with a positive held-out row; held out are rows of users with"
+            " at least two different items"
             if asked
             else f"split.name = {experiment.split.name!r} without any",
-            "a larger share of validation rows, split.validation-role = 'held-out', data with more"
-            " items per user, or an experiment without [early-stopping]"
+            fix="a larger share of validation rows, split.validation-role = 'held-out', data with"
+            " more items per user, or an experiment without [early-stopping]"
             if asked
             else "--set split.validation-users=0.1, or --set split.validation=0.1 with split"
             " 'ratio'",
-        ),
-        (
-            experiment.hides_cohorts and of_training > 0,
+        )
+    if experiment.hides_cohorts and of_training > 0:
+        raise ExperimentError(
             "a release cannot be selected by noiseless metrics of its training users",
-            "validation users who do not train, with privacy.mode = 'secure'",
-            f"{of_training} validation users who train",
-            "set split.name = 'user-holdout' with validation-users, or leave [early-stopping] out",
-        ),
-    ]
-    for broken, problem, expected, got, fix in rules:
-        if broken:
-            raise ExperimentError(problem, expected=expected, got=got, fix=fix)
+            expected="validation users who do not train, with privacy.mode = 'secure'",
+            got=f"{of_training} validation users who train",
+            fix="set split.name = 'user-holdout' with validation-users, or leave [early-stopping]"
+            " out",
+        )

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType
-from flwr.serverapp import Grid
 
 from fedrec.components.registry import STEP, resolve
 from fedrec.data.population import sample_clients
@@ -21,9 +20,9 @@ from fedrec.experiment.sections import Section
 from fedrec.protocol.messages import pack_evaluate, unpack_sums, unpack_table
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
-from server.cohort import Roster
 from server.deployed.validation import evaluated, of_usual_size
-from server.exchange import DroppedReplies, answers, request_items
+from server.exchange import request_items
+from server.federation import Federation
 from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")
@@ -34,34 +33,24 @@ SHARED_WAVE = 4096
 
 
 class Evaluator:
-    """Evaluator of parameters on clients, through a grid.
+    """Evaluator of parameters on the clients of a federation.
 
     Args:
         experiment: the resolved experiment.
-        roster: the clients.
-        grid: connection to the nodes.
+        federation: the nodes and their clients.
         generating: the strategy, if it generates the parameters of each client.
-        untrusted: whether nodes' replies are validated first.
-        dropped: records dropped replies.
     """
 
     def __init__(
         self,
         experiment: Experiment,
-        roster: Roster,
-        grid: Grid,
+        federation: Federation,
         generating: GeneratingStrategy | None = None,
-        *,
-        untrusted: bool = False,
-        dropped: DroppedReplies | None = None,
     ) -> None:
         self.experiment = experiment
-        self.roster = roster
-        self.grid = grid
+        self.federation = federation
         self.generating = generating
         self.metrics = Metrics(experiment.task, experiment.evaluation)
-        self.untrusted = untrusted
-        self.dropped = dropped or DroppedReplies()
 
     def check_settings(self) -> None:
         """Check that the final evaluation can succeed.
@@ -79,19 +68,20 @@ class Evaluator:
                 expected="epochs = 0 in evaluation.fine-tune",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
-        if not len(self.roster.evaluated) and not self.untrusted:
+        roster = self.federation.roster
+        if not len(roster.evaluated) and not self.federation.untrusted:
             raise ExperimentError(
                 f"no client has rows of evaluation.held-out = {evaluation.held_out!r}",
                 expected="clients with held-out rows",
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
         if self.generating is not None:
-            _check_known(self.sampled_clients(evaluation.final_users), self.roster.training)
+            _check_known(self.sampled_clients(evaluation.final_users), roster.training)
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
         """Draw a fixed sample of `count` clients with held-out rows, `int64 [clients]`, ascending;
         None: all."""
-        return sample_clients(self.roster.evaluated, count, self.experiment.seed)
+        return sample_clients(self.federation.roster.evaluated, count, self.experiment.seed)
 
     def evaluate(
         self,
@@ -121,12 +111,21 @@ class Evaluator:
         """
         step = self._step(fine_tune)
         each = self.generating is not None
+        untrusted = self.federation.untrusted
+        order = EvaluateOrder(
+            round_number, None, step_table(step), each, held_out, sums and not untrusted
+        )
         tuned = fine_tune and has_fine_tuning(self.experiment)
-        sums = sums and not self.untrusted
-        order = EvaluateOrder(round_number, None, step_table(step), each, held_out, sums)
-        waves = self._waves(clients, FINE_TUNED_WAVE if each or tuned else SHARED_WAVE)
-        evaluated = Evaluated.joined(self._asked(arrays, order, waves, progress, len(clients)))
-        if not len(evaluated) and self.untrusted and len(clients):
+        size = FINE_TUNED_WAVE if each or tuned else SHARED_WAVE
+        groups = list(self.federation.roster.by_node(clients))
+        parts: list[Evaluated] = []
+        for start in range(0, max((len(group) for _, group in groups), default=0), size):
+            wave = {n: part[start : start + size] for n, part in groups if start < len(part)}
+            parts += self._answers(arrays, order, wave)
+            if progress is not None:
+                progress(sum(map(len, parts)), len(clients))
+        evaluated = Evaluated.joined(parts)
+        if not len(evaluated) and untrusted and len(clients):
             log.warning(
                 "no metrics after round %d: no owner allows more evaluations, or no node replied",
                 round_number,
@@ -139,56 +138,27 @@ class Evaluator:
             )
         return evaluated
 
-    def _waves(self, clients: np.ndarray, size: int) -> Iterator[dict[int, np.ndarray]]:
-        """Split each node's clients into waves of at most `size`."""
-        groups = list(self.roster.by_node(clients))
-        for start in range(0, max((len(part) for _, part in groups), default=0), size):
-            yield {node: part[start : start + size] for node, part in groups if start < len(part)}
-
-    def _asked(
-        self,
-        arrays: ArrayRecord,
-        order: EvaluateOrder,
-        waves: Iterator[dict[int, np.ndarray]],
-        progress: Callable[[int, int], None] | None,
-        total: int,
-    ) -> Iterator[Evaluated]:
-        done = 0
-        for groups in waves:
-            for part in self._answers(arrays, order, groups):
-                done += len(part)
-                yield part
-            if progress is not None:
-                progress(done, total)
-
     def _answers(
         self, arrays: ArrayRecord, order: EvaluateOrder, groups: dict[int, np.ndarray]
     ) -> list[Evaluated]:
-        engine = self.experiment.engine
         sent = (
             self._generated(arrays, order, groups) if order.each else dict.fromkeys(groups, arrays)
         )
-        messages = [
-            Message(
-                pack_evaluate(arrays, replace(order, clients=groups[node])),
-                node,
-                MessageType.EVALUATE,
-            )
-            for node, arrays in sent.items()
-        ]
-        replies = self.grid.send_and_receive(messages, timeout=engine.timeout)
-        good = answers(
-            replies,
-            sent=list(sent),
-            max_failures=engine.max_failures,
-            dropped=self.dropped,
-            may_be_late=self.untrusted and self.experiment.leaves_late,
+        replies = self.federation.ask(
+            [
+                Message(
+                    pack_evaluate(parameters, replace(order, clients=groups[node])),
+                    node,
+                    MessageType.EVALUATE,
+                )
+                for node, parameters in sent.items()
+            ]
         )
-        if not self.untrusted:
+        if not self.federation.untrusted:
             # in a fixed order, because sums depend on it
-            contents = [m.content for m in sorted(good, key=lambda m: m.metadata.src_node_id)]
+            contents = [m.content for m in sorted(replies, key=lambda m: m.metadata.src_node_id)]
             return [Evaluated(*unpack_table(table), unpack_sums(table)) for table in contents]
-        tables = list(self._valid(good, groups))
+        tables = list(self._valid(replies, groups))
         if not tables:
             return []
         table = of_usual_size(Evaluated.joined(tables).table, self.metrics.ranges)
@@ -206,7 +176,7 @@ class Evaluator:
                     yield answer
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: its metrics are dropped: %s", node, error)
-                self.dropped.dropped(node, f"its metrics: {error}")
+                self.federation.dropped.dropped(node, f"its metrics: {error}")
 
     def _generated(
         self, arrays: ArrayRecord, order: EvaluateOrder, groups: dict[int, np.ndarray]
@@ -218,7 +188,12 @@ class Evaluator:
         if self.experiment.task == "rating":
             purpose: Purpose = "validate" if order.held_out == "validation" else "evaluate"
             requests = request_items(
-                self.grid, self.experiment.engine, groups, order.round, purpose, order.step or {}
+                self.federation.grid,
+                self.experiment.engine,
+                groups,
+                order.round,
+                purpose,
+                order.step or {},
             )
             groups = {node: groups[node] for node in requests}
         generate = self.generating.generate  # type: ignore[union-attr]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange with nodes: replies, dropped replies, item requests, and wrapped grids."""
+"""Exchange with nodes: replies, dropped replies, and item requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, RefusalError
@@ -86,7 +86,7 @@ class DroppedReplies(RunExtension):
         """Record a reply that is scaled down."""
         self._add("bounded", node, reason)
 
-    def columns(self) -> dict[str, Any]:
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
         """Return the round's numbers of such replies, and their nodes."""
         records = self._round
         self._round = []
@@ -113,19 +113,19 @@ class DroppedReplies(RunExtension):
                 Counter, parse_json(memory["totals"].tobytes(), MOST_JSON)
             )
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> dict[str, Any]:
         """Report the totals, final evaluation included, if there are any."""
         dropped = self._counts["dropped"]
         bounded = self._counts["bounded"]
         if not dropped + bounded:
-            return [], {}
+            return {}
         words = (
             f"Replies of nodes: {dropped} dropped or missing, {bounded} scaled down, in"
             f" {self._counts['rounds']} of {rounds} rounds{self._most()}. The columns"
             " dropped-replies, bounded-replies and dropped-or-bounded of rounds.csv, and log.txt,"
             " list them with reasons."
         )
-        return [words], {"dropped": dropped, "bounded": bounded, "in words": [words]}
+        return {"dropped": dropped, "bounded": bounded, "in words": [words]}
 
     def _add(self, what: str, node: int | None, reason: str) -> None:
         if self._secret:
@@ -240,39 +240,3 @@ def request_items(
     good = answers(replies, sent=list(groups), max_failures=engine.max_failures)
     requests = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
     return {node: requests[node] for node in groups if node in requests}
-
-
-# Base of grids that wrap another Flower grid and override some of its calls.
-
-
-class WrappedGrid(Grid):
-    """Grid that delegates every call to another; subclasses define `send_and_receive`.
-
-    Args:
-        grid: the wrapped grid.
-    """
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)

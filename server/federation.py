@@ -35,12 +35,16 @@ class Federation:
     Args:
         experiment: the resolved experiment.
         grid: connection to the nodes.
+
+    Raises:
+        ExperimentError: users' own budgets are combined with late devices.
     """
 
     untrusted = False
     """True if nodes are untrusted."""
 
     def __init__(self, experiment: Experiment, grid: Grid) -> None:
+        check_personal_noise(experiment)
         self.experiment = experiment
         self.grid = grid
         self.timeout = experiment.engine.timeout
@@ -72,7 +76,6 @@ class Federation:
                 not support it.
         """
         experiment = self.experiment
-        check_personal_noise(experiment)
         if experiment.devices is not None:
             check_named_clients(strategy, "devices")
             return SynchronousTimeline(experiment, experiment.devices)
@@ -112,15 +115,26 @@ class Federation:
             ClientError: more nodes failed than `engine.max-failures` allows.
         """
         sent, replies = self._exchange(messages)
-        nodes = [message.metadata.dst_node_id for message in sent]
-        most = self.experiment.engine.max_failures
-        late = self.untrusted and self.experiment.leaves_late
-        good = answers(
-            replies, sent=nodes, max_failures=most, dropped=self.dropped, may_be_late=late
-        )
-        good = self._valid(sent, good, theta)
+        good = self._valid(sent, self._good(sent, replies), theta)
         rank = {node: index for index, node in enumerate(self.roster.nodes)}
         return sorted(good, key=lambda reply: rank.get(reply.metadata.src_node_id, len(rank)))
+
+    def ask(self, messages: Sequence[Message]) -> list[Message]:
+        """Send messages other than for training, and return the replies without errors.
+
+        Raises:
+            ClientError: more nodes failed than `engine.max-failures` allows.
+        """
+        return self._good(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
+
+    def _good(self, sent: Sequence[Message], replies: Iterable[Message]) -> list[Message]:
+        return answers(
+            replies,
+            sent=[message.metadata.dst_node_id for message in sent],
+            max_failures=self.experiment.engine.max_failures,
+            dropped=self.dropped,
+            may_be_late=self.untrusted and self.experiment.leaves_late,
+        )
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
         """Send training messages; returns the messages that count in the round, and the replies."""

@@ -41,7 +41,7 @@ from fedrec.runs.folder import TIED_SHARE, RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.process import raise_if_interrupted
 from server.callbacks.base import Callback, CallbackList, RunEvent
-from server.central import baseline_privacy, check_federated
+from server.central import baseline_privacy, check_federated, run_baselines
 from server.checkpoint import (
     Checkpoints,
     RunExtension,
@@ -54,7 +54,7 @@ from server.checkpoint import (
 )
 from server.cohort import Roster, SampledCohorts
 from server.deployed.federation import federation_of
-from server.early_stopping import NAME, early_stopping_of, ending
+from server.early_stopping import NAME, EarlyStopping, ending
 from server.evaluation import Evaluator, has_fine_tuning
 from server.privacy.guard import guard_of
 from server.privacy.personal_budgets import accounts_of
@@ -83,48 +83,40 @@ class Loop:
         callbacks: called on each event of the run.
     """
 
-    def __init__(
-        self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] | CallbackList = ()
-    ) -> None:
+    def __init__(self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> None:
         self.run = run
         self.experiment = run.experiment
-        self.callbacks = CallbackList.of(callbacks)
+        self.callbacks = CallbackList(callbacks)
         check_federated(run.experiment)
         self.federation = federation_of(run, grid)
-        roster = self.federation.roster
         self.cohorts = SampledCohorts(run.experiment, self.federation.members, grid=grid)
         self.strategy = make_strategy(run.experiment, self.cohorts)
         if self.federation.secure is not None:
             check_additive(self.strategy)
-        guard = guard_of(run, self.strategy)
+        self.guard = guard_of(run, self.strategy)
         budgets = accounts_of(run, self.strategy, self.cohorts)
-        self.ledgers = [ledger for ledger in (guard, budgets) if ledger is not None]
-        check_enough_nodes(self.strategy, len(roster.nodes))
+        self.ledgers = [ledger for ledger in (self.guard, budgets) if ledger is not None]
+        check_enough_nodes(self.strategy, len(self.federation.roster.nodes))
         timeline = self.federation.timeline(self.strategy)
         if timeline is not None:
             self.cohorts.follow(timeline)
         self.evaluator = Evaluator(
             run.experiment,
-            roster,
-            grid,
+            self.federation,
             self.strategy if isinstance(self.strategy, GeneratingStrategy) else None,
-            untrusted=self.federation.untrusted,
-            dropped=self.federation.dropped,
         )
         self.evaluator.check_settings()
-        stopping = early_stopping_of(run.experiment, self.evaluator)
+        config = run.experiment.early_stopping
+        stopping = None if config is None else EarlyStopping(run.experiment, config, self.evaluator)
         extensions = (stopping, *self.ledgers, self.federation.dropped, timeline)
         self.extensions: list[RunExtension] = [e for e in extensions if e is not None]
         self.callbacks.observe(self.strategy)
         self.checkpoints = Checkpoints.of(run)
         self._written = -math.inf
 
-    def execute(self, baselines: Callable[[], dict[str, dict[str, float]]]) -> Result:
-        """Run the remaining rounds, evaluate, and write everything to the run folder.
-
-        Args:
-            baselines: fits the centralised baselines and returns their metrics, for the result;
-                called after the settings are checked.
+    def execute(self) -> Result:
+        """Fit the centralised systems, run the remaining rounds, evaluate, and write everything to
+        the run folder.
 
         Raises:
             ClientError: clients failed, or the parameters are not finite.
@@ -134,7 +126,7 @@ class Loop:
         for part in parts_of(self.strategy):
             if isinstance(part, CohortStrategy):
                 part.check_parameters(state.parameters)
-        fitted = baselines()
+        run_baselines(self.run, self.callbacks)  # after the settings are checked
         if state.round == 0:
             warn_without_user_features(self.experiment, state.parameters)
         state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
@@ -149,7 +141,7 @@ class Loop:
             check_finite(state.parameters, state.round, self.strategy)
             state = dataclasses.replace(state, strategy=self._memory())
             self.checkpoints.save(state)  # the last round, regardless of checkpoint.every
-        result = self._conclude(state, fitted)
+        result = self._conclude(state)
         log.info("finished: %s", result.metrics)
         self.run.set_status("finished", state.round)
         self.callbacks.on_end(result)
@@ -210,7 +202,6 @@ class Loop:
         started = time.perf_counter()
         number = state.round + 1
         if self.federation.refresh_roster():
-            self.evaluator.roster = self.federation.roster
             self.cohorts.joined(self.federation.members)
         arrays, metrics = self._train(number, to_record(state.parameters))
         trained = time.perf_counter()
@@ -219,9 +210,9 @@ class Loop:
         # short round.
         checked = {n: v for n, v in parameters.items() if self._due(number) or v.size < _LARGE}
         check_finite(checked, number, self.strategy)
-        for extension in self.extensions:
-            extension.after_training(number, arrays)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
+        for extension in self.extensions:
+            row |= extension.after_round(number, arrays)
         ended = time.perf_counter()
         timing = {
             "round": number,
@@ -229,8 +220,6 @@ class Loop:
             "train": trained - started,
             "evaluate": ended - trained,
         }
-        for extension in self.extensions:
-            row |= extension.columns()
         memory = self._memory() if self._due(number) else {}
         # how long a round takes depends on who is in it
         timings = [] if self.experiment.hides_cohorts else [*state.timings, timing]
@@ -259,7 +248,9 @@ class Loop:
             updated, metrics = self.strategy.aggregate_train(number, replies)
             after = arrays if updated is None else updated
             check_same_parameters(self.strategy, number, after, arrays)
-            return after, dict(metrics or {})
+        if self.guard is not None:
+            self.guard.check_charged(number)
+        return after, dict(metrics or {})
 
     def _evaluate_sample(self, arrays: ArrayRecord, number: int) -> dict[str, float]:
         every = self.experiment.evaluation.every
@@ -289,12 +280,9 @@ class Loop:
         self.run.set_status("running", state.round)
         self._written = time.monotonic()
 
-    def _conclude(self, state: State, baselines: dict[str, dict[str, float]]) -> Result:
-        """Evaluate the final parameters on all final users, and write the result with all reports.
-
-        Args:
-            state: state after the last round.
-            baselines: metrics of the centralised systems.
+    def _conclude(self, state: State) -> Result:
+        """Evaluate the final parameters, those after the last round or of the best one, on all
+        final users, and write the result with all reports.
 
         Raises:
             ClientError: nodes failed.
@@ -310,21 +298,15 @@ class Loop:
         tuned = has_fine_tuning(self.experiment)
         after = self._evaluate_all(arrays, best_round, fine_tune=True) if tuned else before
         reports = self._reports(state)
-        tables = {name: table for name, (_, table) in reports.items() if table}
-        result = Result(
-            experiment=self.experiment,
-            folder=run.path,
+        result = run.result(
             metrics=after.means(metrics),
             before_fine_tuning=before.means(metrics) if tuned else {},
-            baselines=baselines,
             rounds=pd.DataFrame(state.rounds),
             users=after.users,
             groups=after.groups(),
             parameters=parameters,
-            privacy=tuple(line for lines, _ in reports.values() for line in lines),
-            baseline_users=run.baseline_users(),
-            baseline_groups=run.baseline_groups(),
-            early_stopping=tables.get(NAME, {}),
+            privacy=tuple(line for table in reports.values() for line in table["in words"]),
+            early_stopping=reports.get(NAME, {}),
         )
         seconds = {
             "training": sum(timing["seconds"] for timing in state.timings),
@@ -335,7 +317,7 @@ class Loop:
         if self.experiment.hides_cohorts:
             del seconds["training"], cost["peak-memory-mib"]
         run.write_result(
-            result, {"seconds": seconds, "cost": cost, **_tied_times(self.experiment), **tables}
+            result, {"seconds": seconds, "cost": cost, **_tied_times(self.experiment), **reports}
         )
         return result
 
@@ -352,29 +334,27 @@ class Loop:
             progress=self.callbacks.evaluated,
         )
 
-    def _reports(self, state: State) -> dict[str, tuple[list[str], dict[str, Any]]]:
-        """Reports of a run by name, in words and as JSON values."""
+    def _reports(self, state: State) -> dict[str, dict[str, Any]]:
+        """Reports of a run by name, as JSON values, with their sentences `in words`."""
         experiment = self.experiment
         perturbation = perturbation_of(experiment)
         strategy = self.strategy
+        remarks = []
+        if isinstance(strategy, PerClientStrategy):
+            step = experiment.settings(STEP)
+            remarks = strategy.remarks(step, state.parameters, state.round)
         statements = {
             "leak": leak_words(experiment),
             "perturb": [] if perturbation is None else perturbation.words(),
             "adversary": _adversary(experiment),
-            "strategy": strategy.remarks(experiment.settings(STEP), state.parameters, state.round)
-            if isinstance(strategy, PerClientStrategy)
-            else [],
+            "strategy": remarks,
         }
-        in_order = reversed(self.extensions)
-        return {
-            **{name: _in_words(lines) for name, lines in statements.items()},
-            **{extension.name: extension.report(state.round) for extension in in_order},
-            "baselines-privacy": _in_words(list(baseline_privacy(self.run))),
+        reports = {
+            **{name: {"in words": lines} for name, lines in statements.items() if lines},
+            **{e.name: e.report(state.round) for e in reversed(self.extensions)},
+            "baselines-privacy": baseline_privacy(self.run),
         }
-
-
-def _in_words(lines: list[str]) -> tuple[list[str], dict[str, Any]]:
-    return lines, {"in words": lines} if lines else {}
+        return {name: table for name, table in reports.items() if table}
 
 
 def _adversary(experiment: Experiment) -> list[str]:

@@ -22,7 +22,7 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
 from fedrec.runtime.process import interrupting
 from server.callbacks.base import Callback, CallbackList, callbacks_of
-from server.central import central_result, run_baselines
+from server.central import central_result
 from server.deployed.grid import DeployedGrid
 from server.exchange import name_nodes
 from server.federation import node_names
@@ -40,9 +40,7 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
         KeyboardInterrupt: the user stopped the run; likewise.
     """
     with _status(run, node_names(grid)):
-        callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
-        loop = Loop(run, grid, callback_list)
-        return loop.execute(partial(run_baselines, run, callback_list))
+        return Loop(run, grid, [*callbacks_of(run.experiment), *callbacks]).execute()
 
 
 def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
@@ -53,8 +51,7 @@ def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Resul
         KeyboardInterrupt: the user stopped the run; likewise.
     """
     with _status(run), _threads(run.experiment.engine.threads):
-        callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
-        return central_result(run, run_baselines(run, callback_list), callback_list)
+        return central_result(run, CallbackList([*callbacks_of(run.experiment), *callbacks]))
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class FixedSizeConfig(Config):
     """Settings of fixed-size sampling."""
 
     cohort: int = Field(default=20, ge=1)
-    """Clients per round (M in PrivRec)."""
+    """Clients per round (M in PrivRec); with `limited`, while enough clients are left."""
 
 
 class FixedSizeSampler(SizedSampler):
@@ -162,11 +162,9 @@ class PoissonSampler(SizedSampler):
 # none.
 
 
-class LimitedConfig(Config):
-    """Settings of limited sampling."""
+class LimitedConfig(FixedSizeConfig):
+    """Settings of limited sampling; the cohort is smaller once fewer clients are left."""
 
-    cohort: int = Field(default=20, ge=1)
-    """Clients per round, while enough clients are left."""
     participations: int = Field(default=30, ge=1)
     """How often a client may be sampled in the whole run."""
 
@@ -209,11 +207,9 @@ class Limited(SizedSampler):
 # Cohorts may be known: there is no amplification by sampling.
 
 
-class MinSeparationConfig(Config):
+class MinSeparationConfig(FixedSizeConfig):
     """Settings of cohorts with a smallest separation."""
 
-    cohort: int = Field(default=20, ge=1)
-    """Clients per round."""
     separation: int = Field(default=16, ge=1)
     """Number of groups, and smallest distance, in rounds, between two rounds of a client."""
 

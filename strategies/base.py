@@ -247,7 +247,7 @@ class CohortStrategy(_LoopEvaluates):
         self._asked = {}
         self._down = 0
         self._requested = 0
-        protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
+        protection = None if self.privacy is None else self.privacy.plan.protection(self._theta)
         each = self.reply == "each"
         groups = list(self.cohorts.by_node(self.cohorts.sample(server_round)))
         for number, (node, clients, sent) in enumerate(self._sent(server_round, groups, arrays)):
@@ -411,8 +411,8 @@ def not_private(strategy: Strategy, reason: str) -> ExperimentError:
     )
 
 
-def protect(strategy: CohortStrategy, privacy: DpFedAvg) -> None:
-    """Make the rounds of a strategy differentially private.
+def check_private(strategy: CohortStrategy) -> None:
+    """Check that the rounds of a strategy can be made differentially private.
 
     Raises:
         ExperimentError: it needs more than the sum of the updates, or weights clients by their
@@ -423,6 +423,11 @@ def protect(strategy: CohortStrategy, privacy: DpFedAvg) -> None:
         reason = f"weighting {strategy.weighting!r}: a client's share of the sum is unbounded"
     if reason:
         raise not_private(strategy, reason)
+
+
+def protect(strategy: CohortStrategy, privacy: DpFedAvg) -> None:
+    """Make the rounds of a strategy differentially private; see `check_private` for errors."""
+    check_private(strategy)
     strategy.privacy = privacy
 
 

@@ -26,7 +26,6 @@ import numpy as np
 
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan
-from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, scaled
 from fedrec.rng import NoiseSource
@@ -43,24 +42,25 @@ class DpFedAvg:
         source: source of the noise.
         charge: charges a round, by its number; called before the server draws its noise. If clients
             add the noise, the guard charges instead, before their messages are sent.
+        first: first round of the phase.
     """
 
     def __init__(
-        self, plan: Plan, phase: str, source: NoiseSource, charge: Callable[[int], None]
+        self,
+        plan: Plan,
+        phase: str,
+        source: NoiseSource,
+        charge: Callable[[int], None],
+        first: int = 1,
     ) -> None:
         self.plan = plan
         self.phase = phase
         self.source = source
         self.charge = charge
+        self.first = first
         self.memory: dict[str, np.ndarray] = {}
         """Noise of earlier rounds that the mechanism saves; secret."""
-        self._drawn: list[int] = []  # rounds with correlated noise from the seed
-        self._missing: list[int] = []  # rounds missing from the memory since a restart
         self._warned = False
-
-    def protection(self, names: Sequence[str]) -> Protection:
-        """Clip and noise of clients' updates in the next round."""
-        return self.plan.protection(names)
 
     def release(
         self,
@@ -96,36 +96,21 @@ class DpFedAvg:
         """True if the cohorts, and all counts of their clients, are secret."""
         return self.plan.config.mode == "secure"
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Return the rounds with correlated noise from the seed, which is drawn again. `memory`,
-        which reveals the sum of a round, is not included."""
-        return {"drawn": np.array(self._drawn, dtype=np.int64)} if self._repeats else {}
-
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what `state` returned; the guard sets `memory`."""
-        self._drawn = np.asarray(state.get("drawn", ())).astype(int).tolist()
-        self._missing = list(self._drawn)
-
     @property
     def keeps_noise(self) -> bool:
         """True if a resumed run needs `memory`: the noise of a round depends on that of earlier
         ones, and cannot be drawn again."""
-        return self.plan.mechanism.memory_arrays > 0 and not self._repeats
+        return self.plan.mechanism.memory_arrays > 0 and self.plan.config.mode == "secure"
 
-    @property
-    def _repeats(self) -> bool:
-        """True if the noise of a round depends on that of earlier ones, all of it from the seed."""
-        return self.plan.mechanism.memory_arrays > 0 and self.plan.config.mode == "reproducible"
-
-    def _remember(self, round_number: int, sizes: Mapping[str, int]) -> None:
-        """Draw the noise of earlier rounds again if a resumed run needs it; record this round."""
-        if not self._repeats:
+    def _draw_again(self, round_number: int, sizes: Mapping[str, int]) -> None:
+        """Draw the noise of the phase's earlier rounds from the seed, if a resumed run lacks what a
+        round depends on."""
+        mechanism = self.plan.mechanism
+        if self.memory or not mechanism.memory_arrays or self.plan.config.mode == "secure":
             return
-        for earlier in self._missing:
+        for earlier in range(self.first, round_number):
             for name, size in sizes.items():
-                self.plan.mechanism.draw(name, size, self.memory, self.source, earlier)
-        self._missing = []
-        self._drawn.append(round_number)
+                mechanism.draw(name, size, self.memory, self.source, earlier)
 
     def _noisy(
         self,
@@ -143,7 +128,7 @@ class DpFedAvg:
         whole = {name: dense_change(change, theta[name]) for name, change in total.items()}
         mechanism = plan.mechanism
         if plan.server_noise_scale:
-            self._remember(round_number, {name: value.size for name, value in whole.items()})
+            self._draw_again(round_number, {name: value.size for name, value in whole.items()})
         noisy = mechanism.add_noise(
             whole, plan.server_noise_scale, self.source, round_number, memory=self.memory
         )

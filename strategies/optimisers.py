@@ -100,6 +100,45 @@ _BETAS = (0.9, 0.999)  # b1 and b2
 _TAU = 1e-8
 
 
+class Moments:
+    """Moments of the gradients of named parameters, float64, as Adam divides them (Kingma and Ba
+    2015).
+
+    Args:
+        betas: decay rates b1 and b2 of the first and the second moment.
+    """
+
+    def __init__(self, betas: tuple[float, float] = _BETAS) -> None:
+        self.betas = betas
+        self._first: dict[str, np.ndarray] = {}
+        self._second: dict[str, np.ndarray] = {}
+        self._steps = 0
+
+    def steps(self, gradients: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
+        """Add gradients, and return Adam's step along each at a learning rate."""
+        self._steps += 1
+        whole = [1 - beta**self._steps for beta in self.betas]
+        steps = {}
+        for name, gradient in gradients.items():
+            first = self._first.setdefault(name, np.zeros(gradient.shape))
+            second = self._second.setdefault(name, np.zeros(gradient.shape))
+            first += (1 - self.betas[0]) * (gradient - first)
+            second += (1 - self.betas[1]) * (np.square(gradient) - second)
+            steps[name] = rate * (first / whole[0]) / (np.sqrt(second / whole[1]) + _TAU)
+        return steps
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return both moments and the number of steps."""
+        moments = add_prefix({"first/": self._first, "second/": self._second})
+        return {**moments, "steps": np.array(self._steps)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        self._steps = int(state["steps"])
+        self._first = {name: v.copy() for name, v in strip_prefix("first/", state).items()}
+        self._second = {name: v.copy() for name, v in strip_prefix("second/", state).items()}
+
+
 class FedAdamConfig(ServerRate):
     """Settings of FedAdam."""
 
@@ -121,9 +160,8 @@ class FedAdam(CohortStrategy):
     def __init__(self, config: FedAdamConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         self.weighting = config.weighting
-        self._first: dict[str, np.ndarray] = {}
-        self._second: dict[str, np.ndarray] = {}
-        self._steps = 0
+        self._moments = Moments()
+        self.memories = {"": self._moments}
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Compute the next global parameters from the current ones and a round's aggregate with at
@@ -131,31 +169,9 @@ class FedAdam(CohortStrategy):
         divisor = aggregate.clients if self.weighting == "uniform" else aggregate.weight
         if not divisor:
             return theta
-        self._steps += 1
-        rate = self.config.rate(aggregate.round)
-        whole = [1 - beta**self._steps for beta in _BETAS]
-        moved = {}
-        for name, total in aggregate.total(theta).items():
-            mean = total / divisor
-            first = self._first.setdefault(name, np.zeros(mean.shape))
-            second = self._second.setdefault(name, np.zeros(mean.shape))
-            first += (1 - _BETAS[0]) * (mean - first)
-            second += (1 - _BETAS[1]) * (np.square(mean) - second)
-            moved[name] = theta[name] + rate * (first / whole[0]) / (
-                np.sqrt(second / whole[1]) + _TAU
-            )
-        return moved
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return the state between rounds: both moments and the number of steps."""
-        means = add_prefix({"first/": self._first, "second/": self._second})
-        return {**means, "steps": np.array(self._steps)}
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
-        self._steps = int(state["steps"])
-        self._first = {name: v.copy() for name, v in strip_prefix("first/", state).items()}
-        self._second = {name: v.copy() for name, v in strip_prefix("second/", state).items()}
+        means = {name: total / divisor for name, total in aggregate.total(theta).items()}
+        steps = self._moments.steps(means, self.config.rate(aggregate.round))
+        return {name: theta[name] + step for name, step in steps.items()}
 
 
 # A PyTorch optimiser over named numpy arrays, with a state that can be saved.

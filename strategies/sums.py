@@ -38,6 +38,7 @@ from fedrec.sums.products import (
     unpacked,
 )
 from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate
+from strategies.optimisers import Moments
 
 # Strategies that compute a model from the sum of the clients' products of items (steps `gram` and
 # `transitions`).
@@ -288,8 +289,7 @@ FACTORS = "item.factors"
 GRAM = "user.gram"
 RIGHT_PRODUCTS = "item.right"
 MOMENTS = "item.moments"
-_BETA1 = 0.1  # decay rates of Adam's moments
-_BETA2 = 0.99
+_BETAS = (0.1, 0.99)  # decay rates of Adam's moments
 
 
 class FcfConfig(ServerRate):
@@ -311,9 +311,8 @@ class Fcf(CohortStrategy):
 
     def __init__(self, config: FcfConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._first: np.ndarray | None = None
-        self._second: np.ndarray | None = None
-        self._steps = 0
+        self._moments = Moments(_BETAS)
+        self.memories = {"": self._moments}
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Compute the next global parameters from the current ones and a round's aggregate with at
@@ -325,34 +324,13 @@ class Fcf(CohortStrategy):
         check_model(theta, moments=False)
         factors = theta[FACTORS].astype(np.float64)
         gradient = self.gradient(factors, summed(aggregate, theta, len(self.cohorts.clients)))
-        if self._first is None or self._second is None:
-            self._first = np.zeros_like(gradient)
-            self._second = np.zeros_like(gradient)
-        self._steps += 1
-        self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
-        self._second = _BETA2 * self._second + (1 - _BETA2) * gradient**2
-        mean = self._first / (1 - _BETA1**self._steps)
-        spread = np.sqrt(self._second / (1 - _BETA2**self._steps))
-        moved = factors - self.config.rate(aggregate.round) * mean / (spread + 1e-8)
-        return with_factors(theta, moved)
+        steps = self._moments.steps({FACTORS: gradient}, self.config.rate(aggregate.round))
+        return with_factors(theta, factors - steps[FACTORS])
 
     def gradient(self, factors: np.ndarray, sums: dict[str, np.ndarray]) -> np.ndarray:
         """Gradient of the loss with respect to the items' factors, `float64 [items, d]`."""
         gram = (sums[GRAM] + sums[GRAM].T) / 2  # noise is not symmetric
         return 2 * (factors @ gram - sums[RIGHT_PRODUCTS] + self.config.regularisation * factors)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return Adam's two moments and its number of steps."""
-        if self._first is None or self._second is None:
-            return {}
-        return {"first": self._first, "second": self._second, "steps": np.asarray(self._steps)}
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
-        if state:
-            self._first = state["first"]
-            self._second = state["second"]
-            self._steps = int(state["steps"])
 
 
 def summed(

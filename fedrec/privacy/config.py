@@ -92,28 +92,20 @@ class PrivacyConfig(Budget):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for expected, broken in self._rules():
-            if broken:
-                raise ValueError(expected)
+        if self.epsilon is not None and self.budget is not None:
+            raise ValueError("budget only with noise-multiplier; epsilon is a budget itself")
+        if self.max_dropouts > 0 and self.placement != "distributed":
+            raise ValueError("max-dropouts only with placement = 'distributed'")
+        if self.placement == "local" and self.adjacency == "add-remove":
+            raise ValueError(
+                "adjacency = 'replace-one' with placement = 'local': the server sees who takes part"
+            )
         return self
 
-    def _rules(self) -> list[tuple[str, bool]]:
-        """Constraints between settings, each with True if it is violated."""
-        return [
-            (
-                "budget only with noise-multiplier; epsilon is a budget itself",
-                self.epsilon is not None and self.budget is not None,
-            ),
-            (
-                "max-dropouts only with placement = 'distributed'",
-                self.max_dropouts > 0 and self.placement != "distributed",
-            ),
-            (
-                "adjacency = 'replace-one' with placement = 'local': the server sees who takes"
-                " part",
-                self.placement == "local" and self.adjacency == "add-remove",
-            ),
-        ]
+    @property
+    def limit(self) -> float | None:
+        """Largest epsilon after any round; None: no limit."""
+        return self.budget if self.epsilon is None else self.epsilon
 
     def in_phase(self, phase: str) -> PrivacyConfig:
         """Settings of one phase of a run, with its changes in `phases`, except the noise factor."""

@@ -335,11 +335,6 @@ class Plan:
         needed = self.denominator - self.config.max_dropouts
         return self.noise_scale * math.sqrt(max(0.0, needed - answered) / needed)
 
-    @property
-    def budget(self) -> float | None:
-        """Largest epsilon after any round; None: no limit."""
-        return self.config.budget if self.config.epsilon is None else self.config.epsilon
-
     def event(self, phase: str = TRAINING) -> Event:
         """Event charged for a round of a phase; for the first one of all if noise is correlated."""
         if self.noise_multiplier == 0:

@@ -35,7 +35,7 @@ import fcntl
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -90,12 +90,7 @@ FORMAT = 2
 metrics and raise an error."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
-_ACCOUNTS = (
-    *("leak", "perturb", "adversary", "strategy", "personal", "privacy", "early-stopping"),
-    *("baselines-privacy", "replies"),
-)
 TIED_SHARE = "share-of-rows-with-tied-times"  # in result.json
-_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
 
 class RunFolder:
@@ -323,20 +318,26 @@ class RunFolder:
         write_atomically(folder / "groups.csv", groups.to_csv())
         write_atomically(folder / "result.json", _json(result))
 
-    def baseline_users(self) -> dict[str, pd.DataFrame]:
-        """Per-user metrics of each centralised baseline, by label."""
-        return self._of_baselines("users.csv")
+    def result(self, **tables: Any) -> Result:
+        """Make the result of the run from its tables (attributes of `Result`) and from what the
+        folder has of its centralised baselines."""
+        baselines = self.read_baselines() or {}
+        users, groups = (self._of_baselines(baselines, name) for name in ("users", "groups"))
+        return Result(
+            experiment=self.experiment,
+            folder=self.path,
+            baselines=baselines,
+            baseline_users=users,
+            baseline_groups=groups,
+            **tables,
+        )
 
-    def baseline_groups(self) -> dict[str, pd.DataFrame]:
-        """Means over groups of users by each centralised baseline, by label."""
-        return self._of_baselines("groups.csv")
-
-    def _of_baselines(self, name: str) -> dict[str, pd.DataFrame]:
-        folders = {label: self.baseline_folder(label) for label in self.read_baselines() or {}}
+    def _of_baselines(self, labels: Iterable[str], name: str) -> dict[str, pd.DataFrame]:
+        files = {label: self.baseline_folder(label) / f"{name}.csv" for label in labels}
         return {
-            label: self._read_table(str((folder / name).relative_to(self.path)), index=0)
-            for label, folder in folders.items()
-            if (folder / name).exists()
+            label: self._read_table(str(file.relative_to(self.path)), index=0)
+            for label, file in files.items()
+            if file.exists()
         }
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
@@ -396,26 +397,19 @@ class RunFolder:
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
                 fix=f"fedrec resume {quote(str(self.path))}",
             )
-        metrics, before, baselines = (summary.get(key) for key in _METRICS)
-        if not isinstance(baselines, dict):
-            raise self._damaged("result.json", "no table under baselines")
-        accounts = [summary.get(name, {}) for name in _ACCOUNTS]
-        texts = [a.get("in words", []) if isinstance(a, dict) else None for a in accounts]
+        reports = [table for table in summary.values() if isinstance(table, dict)]
+        texts = [report.get("in words", []) for report in reports]
         if not all(isinstance(lines, list) for lines in texts):
-            raise self._damaged("result.json", "an account that is not in words")
-        named = {label: self._metrics(m, "result.json") for label, m in baselines.items()}
-        return Result(
-            experiment=self.experiment,
-            folder=self.path,
-            metrics=self._metrics(metrics, "result.json"),
-            before_fine_tuning=self._metrics(before, "result.json"),
-            baselines=named,
+            raise self._damaged("result.json", "a report that is not in words")
+        return self.result(
+            metrics=self._metrics(summary.get("metrics"), "result.json"),
+            before_fine_tuning=self._metrics(
+                summary.get("metrics-before-fine-tuning"), "result.json"
+            ),
             rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
-            baseline_users=self.baseline_users(),
-            baseline_groups=self.baseline_groups(),
-            privacy=tuple(str(line) for lines in texts for line in lines or ()),
+            privacy=tuple(str(line) for lines in texts for line in lines),
             early_stopping=summary.get("early-stopping", {}),
         )
 

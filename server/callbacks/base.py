@@ -113,11 +113,6 @@ class CallbackList:
         self._failed: list[Callback] = []  # trackers that failed and are no longer called
         self.ended_by: list[str] = []  # classes of those that end the run after the last round
 
-    @classmethod
-    def of(cls, callbacks: Sequence[Callback] | CallbackList) -> CallbackList:
-        """Make a list of callbacks, or return the list itself."""
-        return callbacks if isinstance(callbacks, CallbackList) else cls(callbacks)
-
     def observe(self, strategy: Strategy) -> None:
         """Call `observe` of all observers."""
         for callback in self.callbacks:

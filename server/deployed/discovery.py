@@ -190,12 +190,12 @@ class Discovery:
         trouble = {node: _Trouble("did not announce its clients") for node in strangers}
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
             node = reply.metadata.src_node_id
-            if reply.has_error():
-                refuses = is_refusal(reply.error)
-                trouble[node] = _Trouble(f"failed: {reason_of(reply.error)}", refuses)
-                continue
             try:
-                announced[node] = self._presence_in(reply.content)
+                if reply.has_error():
+                    text = f"failed: {reason_of(reply.error)}"
+                    trouble[node] = _Trouble(text, is_refusal(reply.error))
+                else:
+                    announced[node] = self._presence_in(reply.content)
             except Exception as error:  # untrusted input may be anything
                 trouble[node] = _Trouble(f"sent an invalid list of clients: {error}")
         for node in strangers:

@@ -20,7 +20,6 @@ from server.cohort import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery, most_common_parameters
 from server.deployed.grid import DeployedGrid
 from server.deployed.validation import ReplyValidator
-from server.devices import check_personal_noise
 from server.federation import Federation
 
 
@@ -50,7 +49,6 @@ class DeployedFederation(Federation):
     def __init__(self, run: RunFolder, grid: DeployedGrid) -> None:
         experiment = run.experiment
         _check_simulated(experiment)
-        check_personal_noise(experiment)
         _check_registered(experiment, grid)
         self.discovery = Discovery(
             grid,

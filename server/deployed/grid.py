@@ -21,7 +21,6 @@ from flwr.serverapp import Grid
 
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runtime.process import Backoff
-from server.exchange import WrappedGrid
 
 log = logging.getLogger("fedrec")
 _FIRST_POLL = 0.1
@@ -38,7 +37,7 @@ SUPERLINK = 1
 _SERVER_PATIENCE = 120.0  # seconds to repeat failing calls to the SuperLink
 
 
-class DeployedGrid(WrappedGrid):
+class DeployedGrid(Grid):
     """Flower's grid over real nodes, with the loop's timeouts.
 
     Args:
@@ -57,13 +56,26 @@ class DeployedGrid(WrappedGrid):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(grid)
+        self._grid = grid
         self.most_clients = most_clients
         self.node_names = node_names or {}
         self._clock = clock
         self._sleep = sleep
         self._missed: dict[int, int] = {}
         self._pauses: dict[int, int] = {}
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self._grid.get_nodes()
 
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the nodes with a recent heartbeat."""
@@ -125,7 +137,9 @@ class DeployedGrid(WrappedGrid):
         messages = list(messages)
         if not messages:
             return []
-        ready = self._ready([message.metadata.dst_node_id for message in messages], timeout)
+        online = self._present(timeout)
+        nodes = dict.fromkeys(message.metadata.dst_node_id for message in messages)
+        ready = {node for node in nodes if self._asks(node, online)}
         sent = [message for message in messages if message.metadata.dst_node_id in ready]
         # With a time to live: a node that comes online later must not work on an expired message.
         deadline = math.inf if timeout is None else self._clock() + timeout
@@ -138,16 +152,6 @@ class DeployedGrid(WrappedGrid):
             if enough is not None and enough(good):
                 break
         return replies
-
-    def _ready(self, nodes: Iterable[int], timeout: float | None) -> set[int]:
-        """Select the nodes to send a message: online, and without a recently missed deadline.
-
-        Args:
-            nodes: Flower's ids.
-            timeout: seconds to wait for a node while none is online.
-        """
-        there = self._present(timeout)
-        return {node for node in dict.fromkeys(nodes) if self._asks(node, there)}
 
     def _arriving(self, waiting: dict[str, Message], deadline: float) -> Iterator[list[Message]]:
         """Poll for replies until all messages have one, or the deadline has passed.
@@ -223,6 +227,7 @@ class DeployedGrid(WrappedGrid):
             self._sleep(pauses.next())
 
     def _asks(self, node: int, there: set[int]) -> bool:
+        """True if a node gets a message: it is online, and has not just missed a deadline."""
         left = self._pauses.get(node, 0)
         self._pauses[node] = max(0, left - 1)
         return left == 0 and node in there

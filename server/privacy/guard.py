@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
-from fedrec.experiment.phases import phase_at
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.config import PrivacyConfig
@@ -64,19 +63,22 @@ class Guard(RunExtension):
 
     def __init__(self, run: RunFolder, config: PrivacyConfig, strategy: CohortStrategy) -> None:
         self.run = run
-        self.config = config
         self.strategy = strategy
         experiment = run.experiment
-        phases = PhasePlans.of(experiment, config, strategy, self._populations())
+        self.phases = PhasePlans.of(experiment, config, strategy, self._populations())
         source = source_of(config.mode, experiment.seed)
-        phases.protect(strategy, source, self._charge)
-        self.phases = phases
-        self.plans = phases.plans
-        self._schedule = strategy.schedule(strategy.config, strategy.step)
+        order = self.phases.order
+        first = {phase: order.index(phase) + 1 for phase in dict.fromkeys(order)}
+        self._guarded = {
+            phase: DpFedAvg(plan, phase, source, self._charge, first.get(phase, 1))
+            for phase, plan in self.phases.plans.items()
+        }
+        for phase, part in strategy.phases().items():
+            part.privacy = self._guarded[phase]
         self.ledger = Ledger(
             run.path / "privacy.jsonl",
             config.backend,
-            budget=self.phases.budget,
+            budget=config.limit,
             delta=self.phases.delta,
         )
         self._lost: set[str] = set()  # phases that lost the noise of earlier rounds
@@ -102,12 +104,12 @@ class Guard(RunExtension):
         event = self._due(round_number)
         return "the privacy budget is spent" if self.ledger.would_exceed(event) else ""
 
-    def columns(self) -> dict[str, float]:
-        """Epsilon spent so far."""
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Return the epsilon spent so far."""
         return {"epsilon": self.epsilon()}
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """Report the privacy cost of the run, as sentences and as JSON values."""
+    def report(self, rounds: int) -> dict[str, Any]:
+        """Report the privacy cost of the run."""
         report = self.phases.report(self.ledger.accountant)
         first, *rest = self.phases.lines(report)
         again = self._charged_again()
@@ -124,7 +126,7 @@ class Guard(RunExtension):
         first = f"{first}{self._unit()}"
         words = [first, *filter(None, [interruption]), *self._beside, *rest]
         phases = {f"epsilon of {phase}": value for phase, value in report.phases.items()}
-        return words, {
+        return {
             **finite({"epsilon": report.epsilon, "attack": report.attack, **phases}),
             "delta": report.delta,
             "method": report.method,
@@ -162,7 +164,7 @@ class Guard(RunExtension):
         """
         self._lines_before = len(self.ledger.charges)
         phase = self._phase(round_number)
-        if self.plans[phase].client_noise_scale:
+        if self.phases.plans[phase].client_noise_scale:
             self._charge(round_number)
         self._check_joined(phase)
 
@@ -172,7 +174,7 @@ class Guard(RunExtension):
         Raises:
             RunError: there are new clients.
         """
-        plan = self.plans[phase]
+        plan = self.phases.plans[phase]
         present = len(self.strategy.phases()[phase].cohorts.clients)
         fixed = isinstance(plan.sampling, Scheduled) and not plan.sampling.joining
         if fixed and present != plan.clients:
@@ -190,7 +192,7 @@ class Guard(RunExtension):
         drawn anew (unless it is a function of the seed), which costs no more than all of them once
         more."""
         phase = self._phase(round_number)
-        event = self.phases.events[phase]
+        event = self.phases.event(phase)
         if not isinstance(event, CorrelatedRounds):
             return event
         lines = [line for line in self.ledger.charges if line.event.phase == phase]
@@ -198,7 +200,7 @@ class Guard(RunExtension):
         if all(earlier.rounds < event.rounds for earlier in charged):
             return event
         anew = lines[-1].round_number >= round_number or phase in self._lost
-        return event if anew and self.config.mode == "secure" else CoveredRound(phase)
+        return event if anew and self.phases.config.mode == "secure" else CoveredRound(phase)
 
     def _charge(self, round_number: int) -> None:
         """Charge a round as planned.
@@ -210,9 +212,10 @@ class Guard(RunExtension):
         self._lost.discard(self._phase(round_number))
 
     def _phase(self, round_number: int) -> str:
-        return phase_at(self._schedule, round_number).name
+        order = self.phases.order
+        return order[min(round_number, len(order)) - 1]
 
-    def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
+    def check_charged(self, round_number: int) -> None:
         """Check that the round was charged as planned.
 
         Raises:
@@ -221,7 +224,7 @@ class Guard(RunExtension):
         """
         lines = self.ledger.charges[self._lines_before :]
         phase = self._phase(round_number)
-        planned = self.phases.events[phase], CoveredRound(phase)
+        planned = self.phases.event(phase), CoveredRound(phase)
         if not any(line.round_number == round_number and line.event in planned for line in lines):
             raise RunError(
                 f"round {round_number} was not charged, so its result may not be used",
@@ -260,13 +263,12 @@ class Guard(RunExtension):
             ) from None
 
     def memory(self) -> dict[str, np.ndarray]:
-        """Return the state of a resumed run besides the ledger, with its number of charges. Noise
-        that later rounds cancel goes into a separate file."""
-        state = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
-        noise = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
+        """Return the number of charges and their epsilon. Noise that later rounds cancel goes into
+        a separate file."""
+        noise = {f"{phase}/": self._guarded[phase].memory for phase in self._keeping()}
         if noise:
             save_noise(self.run, self._charges, add_prefix(noise))
-        return {**state, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
+        return {_CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property
     def _charges(self) -> int:
@@ -298,17 +300,16 @@ class Guard(RunExtension):
             RunError: the ledger has fewer charges than at that time, or the file of noise that
                 later rounds cancel is damaged.
         """
-        if _CHARGES in memory:
-            self.check_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
-        noise = self._saved_noise(int(memory.get(_CHARGES, 0)))
-        for phase, part in self._guarded():
-            part.restore(strip_prefix(f"{phase}/", memory))
-            part.memory = strip_prefix(f"{phase}/", noise)
+        charges = int(memory[_CHARGES])
+        self.check_charges(charges, float(memory[_SPENT]))
+        noise = self._saved_noise(charges)
+        for phase in self._keeping():
+            self._guarded[phase].memory = strip_prefix(f"{phase}/", noise)
 
     def _saved_noise(self, charges: int) -> dict[str, np.ndarray]:
         """Noise that later rounds cancel, at the checkpoint with `charges` charges. If its file is
         missing, as after a finished run, noise is drawn anew and charged once more."""
-        keeping = [phase for phase, part in self._guarded() if part.keeps_noise]
+        keeping = self._keeping()
         noise = read_noise(self.run, charges) if keeping else {}
         if noise is None:
             self._lost.update(keeping)
@@ -320,9 +321,6 @@ class Guard(RunExtension):
             )
         return noise or {}
 
-    def _guarded(self) -> list[tuple[str, DpFedAvg]]:
-        return [
-            (phase, part.privacy)
-            for phase, part in self.strategy.phases().items()
-            if part.privacy is not None
-        ]
+    def _keeping(self) -> list[str]:
+        """Phases whose noise a resumed run needs."""
+        return [phase for phase, privacy in self._guarded.items() if privacy.keeps_noise]

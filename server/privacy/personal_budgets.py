@@ -17,9 +17,10 @@ import io
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.components import registry
@@ -32,10 +33,6 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import append_durably, open_atomically, write_atomically
 from server.checkpoint import DAMAGE, RunExtension
 from strategies.base import Cohorts, CohortStrategy
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 log = logging.getLogger("fedrec")
 
@@ -100,7 +97,7 @@ class PersonalAccounts(RunExtension):
         self.cohorts = cohorts
         self.clients = clients
         self._file = run.path / "uploads.txt"
-        self._asked = np.zeros(len(clients), dtype=np.int64)
+        self._asked = pd.Series(0, index=clients)  # some clients may have joined since the start
         for line in promises(settings):
             log.warning(line) if settings.mode == "paper" else log.info(line)
         planned = settings.participations
@@ -124,9 +121,10 @@ class PersonalAccounts(RunExtension):
     def memory(self) -> dict[str, np.ndarray]:
         """Return the number of requests to each client, `clients` and `asked`, both `int64
         [clients]`, and the number of lines in `uploads.txt`."""
+        asked = self._asked.loc[self._asked > 0]
         return {
-            "clients": self.clients[self._asked > 0],
-            "asked": self._asked[self._asked > 0],
+            "clients": asked.index.to_numpy(),
+            "asked": asked.to_numpy(),
             "lines": np.asarray(len(self._rounds())),
         }
 
@@ -136,7 +134,7 @@ class PersonalAccounts(RunExtension):
         Raises:
             RunError: `uploads.txt` has fewer lines than at that time.
         """
-        self._add(memory["clients"], memory["asked"])
+        self._add(pd.Series(memory["asked"], index=memory["clients"]))
         lines = int(memory["lines"])
         self._charge_since(lines, least=lines)
 
@@ -155,16 +153,11 @@ class PersonalAccounts(RunExtension):
 
     def _charge(self, round_number: int) -> None:
         drawn = self.clients if self.cohorts is None else self.cohorts.sample(round_number)
-        self._add(drawn, np.ones(len(drawn), dtype=np.int64))
+        self._add(pd.Series(1, index=drawn))
 
-    def _add(self, clients: np.ndarray, times: np.ndarray) -> None:
-        """Charge clients, both `int64 [clients]`; some may have joined since the start."""
-        everyone = np.union1d(self.clients, clients)
-        asked = np.zeros(len(everyone), dtype=np.int64)
-        asked[np.searchsorted(everyone, self.clients)] = self._asked
-        asked[np.searchsorted(everyone, clients)] += times
-        self.clients = everyone
-        self._asked = asked
+    def _add(self, times: pd.Series) -> None:
+        """Charge clients so many times."""
+        self._asked = self._asked.add(times, fill_value=0).astype(np.int64)
 
     def before_upload(self, round_number: int) -> None:
         """Charge the clients of a round, and record the round, before they are asked; synced to
@@ -194,19 +187,19 @@ class PersonalAccounts(RunExtension):
     def table(self) -> pd.DataFrame:
         """Return one row per user, see `epsilon_table`."""
         if self.cohorts is not None:  # clients that joined and were not asked
-            self._add(self.cohorts.clients, np.zeros(len(self.cohorts.clients), dtype=np.int64))
-        return epsilon_table(self.settings, self.clients.tolist(), self._asked.tolist())
+            self._add(pd.Series(0, index=self.cohorts.clients))
+        return epsilon_table(self.settings, self._asked.index.tolist(), self._asked.tolist())
 
     def _rounds(self) -> list[int]:
         """Rounds in which clients were asked, in order, if recorded."""
         return uploads_in(self._file) if self._file.exists() else []
 
-    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """Write `epsilons.csv`, and return the report in words and as JSON values."""
+    def report(self, rounds: int) -> dict[str, Any]:
+        """Write `epsilons.csv`, and return the report."""
         table = self.table()
         write_atomically(self.run.path / "epsilons.csv", table.to_csv())
         lines = words(self.settings, table)
-        return lines, {"mode": self.settings.mode, "users": summary(table), "in words": lines}
+        return {"mode": self.settings.mode, "users": summary(table), "in words": lines}
 
 
 def uploads_in(file: Path) -> list[int]:

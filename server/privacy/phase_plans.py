@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +26,9 @@ from fedrec.privacy.accounting.sampling import FixedSize, Full
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import SIMULATION, caveats
-from fedrec.rng import NoiseSource, source_of
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
-from strategies.base import CohortStrategy, more_than_sums, not_private, protect
-from strategies.dp import DpFedAvg
+from strategies.base import CohortStrategy, check_private, more_than_sums, not_private
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,11 @@ class PhasePlans:
     Attributes:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's phases.
-        events: event charged for a round of each phase; with correlated noise, the first round for
-            all.
         order: phase of each round of the experiment, from round 1.
     """
 
     config: PrivacyConfig
     plans: dict[str, Plan]
-    events: dict[str, Event]
     order: tuple[str, ...]
 
     @classmethod
@@ -68,7 +63,8 @@ class PhasePlans:
                 clients.
 
         Raises:
-            ExperimentError: the settings contradict each other, or name an unknown phase.
+            ExperimentError: the settings contradict each other or name an unknown phase, or a
+                phase's strategy cannot be made private.
         """
         parts = strategy.phases()
         _check_phases(config, parts)
@@ -98,9 +94,10 @@ class PhasePlans:
             )
             for phase, part in parts.items()
         }
-        events = {phase: plan.event(phase) for phase, plan in plans.items()}
-        _check_consecutive(events, order)
-        return cls(config, plans, events, order)
+        _check_consecutive(plans, order)
+        for part in parts.values():
+            check_private(part)
+        return cls(config, plans, order)
 
     @classmethod
     def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
@@ -118,44 +115,24 @@ class PhasePlans:
             )
         cohorts = SampledCohorts.without_nodes(experiment, clients)
         strategy = private_strategy(make_strategy(experiment, cohorts))
-        plans = cls.of(experiment, experiment.privacy, strategy)
-        source = source_of("secure", experiment.seed)
-        plans.protect(strategy, source, lambda number: None)
-        return plans
+        return cls.of(experiment, experiment.privacy, strategy)
 
-    def protect(
-        self, strategy: CohortStrategy, source: NoiseSource, charge: Callable[[int], None]
-    ) -> None:
-        """Make the rounds of all phases differentially private.
-
-        Args:
-            strategy: the strategy of the plans.
-            source: source of the noise.
-            charge: charges a round, see `DpFedAvg`.
-
-        Raises:
-            ExperimentError: a phase's strategy cannot be made private.
-        """
-        for phase, part in strategy.phases().items():
-            protect(part, DpFedAvg(self.plans[phase], phase, source, charge))
+    def event(self, phase: str) -> Event:
+        """Event charged for a round of a phase; with correlated noise, for the first one of all."""
+        return self.plans[phase].event(phase)
 
     @property
     def delta(self) -> float:
         """Largest delta of the phases' plans."""
         return max(plan.delta for plan in self.plans.values())
 
-    @property
-    def budget(self) -> float | None:
-        """Largest epsilon after any round; None: no limit."""
-        return next(iter(self.plans.values())).budget
-
     def paid_rounds(self) -> int:
         """Number of rounds that the budget covers; further rounds are not run."""
-        if self.budget is None:
+        if self.config.limit is None:
             return len(self.order)
         return bisect_right(  # epsilon grows with every round
             range(1, len(self.order) + 1),
-            self.budget,
+            self.config.limit,
             key=lambda rounds: self._accountant(rounds).epsilon(self.delta).epsilon,
         )
 
@@ -189,7 +166,8 @@ class PhasePlans:
             yield f"Phase {phase}: {rounds} round{many}, {_drawn(plan)}; {_noise(plan)}"
         if paid < len(self.order):
             yield (
-                f"The budget of epsilon {self.budget:g} covers {paid} of {len(self.order)} rounds."
+                f"The budget of epsilon {self.config.limit:g} covers {paid} of"
+                f" {len(self.order)} rounds."
             )
 
     def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:
@@ -204,7 +182,7 @@ class PhasePlans:
     def _accountant(self, rounds: int) -> Accountant:
         accountant = Accountant(self.config.backend)
         for phase, count in Counter(self.order[:rounds]).items():
-            accountant.step_rounds(self.events[phase], count)
+            accountant.step_rounds(self.event(phase), count)
         return accountant
 
 
@@ -262,13 +240,13 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     ]
 
 
-def _check_consecutive(events: Mapping[str, Event], order: tuple[str, ...]) -> None:
+def _check_consecutive(plans: Mapping[str, Plan], order: tuple[str, ...]) -> None:
     """Check that the rounds of phases with correlated noise are consecutive. Samplers bound the
     distance of a client's rounds in rounds of the experiment; in rounds of the phase, which are
     those that noise is correlated between, it is less.
 
     Args:
-        events: what a round of each phase is charged for.
+        plans: plan of each phase.
         order: phase of each round, from round 1.
 
     Raises:
@@ -277,7 +255,7 @@ def _check_consecutive(events: Mapping[str, Event], order: tuple[str, ...]) -> N
     for phase in dict.fromkeys(order):
         rounds = [number for number, name in enumerate(order, 1) if name == phase]
         interrupted = rounds[-1] - rounds[0] >= len(rounds)
-        if interrupted and isinstance(events[phase], CorrelatedRounds):
+        if interrupted and isinstance(plans[phase].event(), CorrelatedRounds):
             raise ExperimentError(
                 f"the cost of correlated noise is not known in phase {phase!r}, whose rounds are"
                 " not consecutive",

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Message
 
+import fedrec
 from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import ClosingConfig
@@ -73,6 +74,7 @@ def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
     said = json.loads((early.folder / "result.json").read_text())["devices"]
     assert (said["asked"], said["late"]) == (54, 18)
     assert any("18 of 54 replies (33.3%) were late" in line for line in early.privacy)
+    assert fedrec.Result.load(early.folder).privacy == early.privacy
     charts = "".join(curves(named([early, waiting])))
     assert "hits@5 by round" in charts and "hits@5 by simulated hour" in charts
 
@@ -239,8 +241,7 @@ def rounds_of(timeline, first, last):
     for number in range(first, last + 1):
         cohort = timeline.cohort(number, Drawn())
         assert timeline.cohort(number, Drawn()) is cohort
-        timeline.after_training(number, to_record(THETA))
-        row = timeline.columns()
+        row = timeline.after_round(number, to_record(THETA))
         found.append((cohort.tolist(), row["staleness"], row["simulated-seconds"]))
     return found
 
@@ -334,8 +335,10 @@ LOST = np.array([False, False, False, False, True])
 )
 def test_answers_by_hand(settings, taken, at):
     start = 10.0
-    found = closed(np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings))
-    assert tuple(found.taken.tolist()) == taken and found.at == start + at
+    indices, closes = closed(
+        np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings)
+    )
+    assert tuple(indices.tolist()) == taken and closes == start + at
 
 
 # What is said of training paths, and compiled before the first round.

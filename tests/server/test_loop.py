@@ -264,13 +264,14 @@ def test_the_end_of_a_run_states_the_totals_also_of_a_resumed_one():
     for reason in ("first", "second"):
         record.dropped(7, f"{reason}\n  long {'x' * 1000}")
     record.bounded(8, "norm of the update")
-    row = record.columns()
+    row = record.after_round(1, None)
     assert row["dropped-or-bounded"].startswith("node 7: first long x") and "\n" not in str(row)
     assert len(row["dropped-or-bounded"]) < 800
     resumed = DroppedReplies(always=True)
     resumed.restore(record.memory())
     resumed.dropped(None, "its metrics: in the final evaluation")
-    (line,), table = resumed.report(3)
+    table = resumed.report(3)
+    (line,) = table["in words"]
     assert line.startswith("Replies of nodes: 3 dropped or missing, 1 scaled down, in 1 of 3 round")
     assert "node 7 2, node 8 1" in line and table["dropped"] == 3
 
@@ -281,7 +282,7 @@ def test_in_mode_secure_nothing_is_recorded():
     untouched = record.memory()["totals"].tobytes()
     record.dropped(7, "no reply before the deadline")
     record.bounded(7, "norm of the update")
-    assert record.columns() == {} and record.report(1) == ([], {})
+    assert record.after_round(1, None) == {} and record.report(1) == {}
     assert record.memory()["totals"].tobytes() == untouched
 
 

@@ -96,39 +96,13 @@ def test_all_phases_together_meet_a_target_for_any_factors(plans):
         assert ratio == pytest.approx(factor)
 
 
-def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
-    """One release of all clients: delta = 1 - e^((epsilon - 1 / z) / 2)."""
-    settings = (
-        "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5, mechanism='laplace', backend='pld'}"
-    )
-    told = plans(settings, "sampler={name='full'}", "rounds=1")
-    report = told.forecast()
-    z = told.plans["main"].noise_multiplier
-    assert report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
-    assert 4.99 < report.attack <= 5.0
-    assert any(line.startswith("The true epsilon is") for line in told.lines(report))
-
-
-def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(plans):
-    phase_lines = list(
-        plans(
-            *POPULARITY, "privacy={clip-norm=1.0, noise-multiplier=2.0}", BIASES, "rounds=3"
-        ).phase_lines()
-    )
-    assert phase_lines[0].startswith(
-        "Phase popularity: 1 round, 6 of 18 clients in each; item.bias, clipped to L2 norm 1,"
-    )
-    assert "noise multiplier 3 (" in phase_lines[0]
-    assert phase_lines[1].startswith(
-        "Phase main: 2 rounds, 6 of 18 clients in each; all parameters, clipped to L2 norm 1,"
-    )
-
-
 def test_a_budget_that_ends_the_run_early_is_reported(plans):
     told = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", "rounds=50", "privacy.budget=6.0")
     paid = told.paid_rounds()
     assert 0 < paid < 50
-    assert list(told.phase_lines())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
+    phase, *_, end = told.phase_lines()
+    assert phase.startswith(f"Phase main: {paid} rounds, 6 of 18 clients in each; all parameters")
+    assert end == f"The budget of epsilon 6 covers {paid} of 50 rounds."
     assert told.forecast().epsilon <= 6.0
     unlimited = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", f"rounds={paid + 1}")
     assert unlimited.forecast().epsilon > 6.0

@@ -227,13 +227,13 @@ def test_nodes_that_are_not_in_a_sum_are_recorded(federation):
     made.grid.away.add(0)
     made.grid.forged[2, "shares"] = lambda content: RecordDict()
     made.expect(made.secure(), [1, 3, 4])
-    row = made.sums.dropped.columns()
+    row = made.sums.dropped.after_round(1, None)
     assert row["dropped-replies"] == 2
     assert "node 2: no reply before the deadline" in row["dropped-or-bounded"]
     assert "node 4: failed: the reply to query.secure_shares" in row["dropped-or-bounded"]
     made.grid.deaf.update({(place, "unmask") for place in (1, 3)})
     assert made.secure().clients == 0
-    row = made.sums.dropped.columns()
+    row = made.sums.dropped.after_round(1, None)
     assert row["dropped-replies"] == 5 and row["dropped-or-bounded"].count("has no sum") == 3
 
 

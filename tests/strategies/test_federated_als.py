@@ -180,51 +180,6 @@ def test_the_server_takes_steps_of_adam(monkeypatch):
     np.testing.assert_allclose(theta["item.factors"], weight.detach().numpy(), rtol=1e-5)
 
 
-def test_a_full_step_along_what_clients_send_gives_the_factors_of_implicit(table):
-    """The loss is quadratic in each item's factors, so Newton's step, the inverse of its second
-    derivative times FCF's gradient, is one alternation of least squares."""
-    als = pytest.importorskip("implicit.cpu.als")
-    from scipy.sparse import csr_matrix
-
-    node = Node(load(table(False)), 0, 1, None)
-    start = node.initial()
-    step, everybody = node.step(node.experiment.step), node.training.tolist()
-    weight, regularisation = SETTINGS["weight"], SETTINGS["regularisation"]
-    liked = histories(node).csr(np.float64)
-
-    class Everybody:
-        clients = node.training
-
-    rule = Fcf(FcfConfig(regularisation=regularisation), Everybody(), {"name": "als"})
-    sums = {name: np.zeros(value.shape) for name, value in start.items()}
-    for client in everybody:
-        delta = update_of(
-            step, start, node.population.client(client), np.random.default_rng(0)
-        ).delta
-        sums = {name: value + delta[name].double().numpy() for name, value in sums.items()}
-    before = start["item.factors"].double().numpy()
-    gradient = rule.gradient(before, sums)
-
-    reference = als.AlternatingLeastSquares(
-        factors=5,
-        alpha=weight,
-        regularization=regularisation,
-        use_cg=False,
-        iterations=1,
-        dtype=np.float64,
-        num_threads=1,
-    )
-    reference.user_factors = np.zeros((len(everybody), 5))
-    reference.item_factors = before.copy()
-    reference.fit(csr_matrix(liked), show_progress=False)
-    users, counted = reference.user_factors, 1 + (weight - 1) * liked.toarray()
-    curvature = 2 * np.einsum("ui,uf,ug->ifg", counted, users, users)
-    curvature += 2 * regularisation * np.eye(5)
-    after = before - np.linalg.solve(curvature, gradient[..., None])[..., 0]
-    np.testing.assert_allclose(after, reference.item_factors, rtol=2e-3, atol=2e-4)
-    assert np.abs(after - before).max() > 0.1
-
-
 def test_a_part_of_the_clients_is_scaled_up_to_all(table):
     """The rule scales sums of half of the clients up to all."""
     node = Node(load(table(False)), 0, 1, None)

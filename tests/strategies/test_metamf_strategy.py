@@ -51,41 +51,9 @@ def answer(clients, change):
     )
 
 
-def uploads(changes):
-    """What is kept of clients 0, 1, ...: a table each, of which rows of zeros were not sent."""
-    kept = Uploads(None)
-    for client in reversed(range(len(changes))):
-        remember(kept, client, np.flatnonzero(changes[client].any(axis=1)), changes[client])
-    return kept
-
-
-def remember(kept, client, rows, table):
-    kept.remember(ItemRequests.of(np.array([client]), [rows]), table[rows])
-
-
 def cosines(tables):
     units = tables / np.linalg.norm(tables, axis=1, keepdims=True)
     return units @ units.T
-
-
-def test_cosines_and_means_are_those_of_whole_tables():
-    """Of tables that are written out, where each user changed some of the rows."""
-    random = np.random.default_rng(1)
-    start = random.normal(size=(7, 3)).astype(np.float32)
-    moved = random.normal(size=(6, 7, 3)).astype(np.float32)
-    moved[random.random((6, 7)) < 0.6] = 0
-    changes = uploads(moved).changes
-    assert changes is not None
-    tables, some = (start + moved).reshape(6, -1).astype(np.float64), np.array([4, 1, 3])
-    np.testing.assert_allclose(changes.similarities(some, start), cosines(tables)[some], rtol=1e-5)
-    weights = random.dirichlet(np.ones(6), size=2)
-    means = (weights @ tables).reshape(2, 7, 3)
-    np.testing.assert_allclose(start + changes.mean(weights[0], 7), means[0], rtol=1e-5, atol=1e-6)
-    wanted = ItemRequests.of(np.array([1, 4]), [np.array([0, 3, 6]), np.arange(7)])
-    rows = start[wanted.items] + changes.means_of_rows(weights, wanted)
-    np.testing.assert_allclose(
-        rows, np.concatenate([means[0][[0, 3, 6]], means[1]]), rtol=1e-5, atol=1e-6
-    )
 
 
 def test_neighbours_above_the_mean_similarity_by_hand():

@@ -108,23 +108,6 @@ def test_bulyan_is_flowers(updates):
     same(found, dict(zip(updates, wanted, strict=True)))
 
 
-def test_the_rules_are_byzfls(updates):
-    """It has no Bulyan."""
-    byzfl = pytest.importorskip("byzfl")
-    flat = np.concatenate([value.reshape(CLIENTS, -1) for value in updates.values()], axis=1)
-    krum = {"malicious": SHARE}
-    cases = [
-        ("median", {}, byzfl.Median()),
-        ("trimmed-mean", {"cut": SHARE}, byzfl.TrMean(MALICIOUS)),
-        ("krum", krum, byzfl.Krum(MALICIOUS)),
-        ("krum", {**krum, "keep": CLIENTS - MALICIOUS}, byzfl.MultiKrum(MALICIOUS)),
-    ]
-    for name, settings, rule in cases:
-        found = applied(updates, name, **settings)
-        whole = np.concatenate([value.ravel() for value in found.values()])
-        np.testing.assert_allclose(whole, rule(flat), rtol=1e-6, atol=1e-9)
-
-
 def test_bulyan_needs_enough_clients(updates):
     with pytest.raises(ExperimentError, match="at least 19 clients"):
         applied(updates, "bulyan", malicious=4 / CLIENTS)

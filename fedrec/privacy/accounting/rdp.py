@@ -100,7 +100,14 @@ def gdp_delta(epsilon: float, mu: float) -> float:
 def gdp_epsilon(mu: float, delta: float) -> float:
     """The smallest epsilon >= 0 at which a Gaussian release of parameter mu is (epsilon,
     delta)-private; 0 for mu <= 0, infinity for mu = infinity."""
-    return smallest_epsilon(lambda epsilon: gdp_delta(epsilon, mu), delta)
+    if gdp_delta(0.0, mu) <= delta:
+        return 0.0
+    upper = 1.0
+    while gdp_delta(upper, mu) > delta:
+        upper *= 2
+        if upper > _LARGEST:
+            return math.inf
+    return _root(lambda epsilon: gdp_delta(epsilon, mu) - delta, 0.0, upper)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -110,21 +117,6 @@ def gdp_parameter(epsilon: float, delta: float) -> float:
     while gdp_delta(epsilon, upper) <= delta:
         upper *= 2
     return _root(lambda mu: gdp_delta(epsilon, mu) - delta, 1e-12, upper)
-
-
-def smallest_epsilon(
-    spent: Callable[[float], float], delta: float, *, largest: float = _LARGEST
-) -> float:
-    """The smallest epsilon in [0, about `largest`] at which a decreasing function is at most delta;
-    else infinity."""
-    if spent(0.0) <= delta:
-        return 0.0
-    upper = 1.0
-    while spent(upper) > delta:
-        upper *= 2
-        if upper > largest:
-            return math.inf
-    return _root(lambda epsilon: spent(epsilon) - delta, 0.0, upper)
 
 
 def _root(excess: Callable[[float], float], lower: float, upper: float) -> float:

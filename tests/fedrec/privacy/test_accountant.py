@@ -159,61 +159,42 @@ _ROUND = {
     "phase": "training",
 }
 _RELEASE = {"mechanism": "gaussian", "adjacency": "add-remove", "noise_multiplier": 2.0}
+_PHASE = {"kind": "correlated-rounds", "mechanism": "banded", "adjacency": "add-remove"}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "null",
-        "[1]",
-        "7",
-        *(
-            json.dumps({"round": 1, "count": count, "event": _ROUND})
-            for count in (-1, 0, 0.5, 1.5, "x", None, True, [1], 10**400)
-        ),
-        *(
-            json.dumps({"round": number, "count": 1, "event": _ROUND})
-            for number in (-1, "1", 1.5, None)
-        ),
-        *(
-            json.dumps({"round": 1, "count": 1, "event": _ROUND | change})
-            for change in (
-                {"noise_multiplier": "x"},
-                {"noise_multiplier": [2.0]},
-                {"noise_multiplier": math.nan},
-                {"noise_multiplier": -2.0},
-                {"count_multiplier": 0.0},
-                {"count_multiplier": 1e-200},
-                {"adjacency": "other"},
-                {"phase": 3},
-                {"own": 1},
-                {"sampling": None},
-                {"sampling": {"name": "poisson", "rate": 2.0}},
-                {"sampling": {"name": "poisson", "rate": "x"}},
-                {"sampling": {"name": "fixed-size", "cohort": 9, "clients": 4}},
-                {"sampling": {"name": "scheduled", "cohort": 9, "separation": 0}},
-                {"kind": 3},
-            )
-        ),
-        *(
-            json.dumps(
-                {
-                    "round": 1,
-                    "count": 1,
-                    "event": {
-                        "kind": "correlated-rounds",
-                        "mechanism": "banded",
-                        "adjacency": "add-remove",
-                        "rounds": rounds,
-                        "counted": [[_RELEASE | {"sampling": {"name": "full"}}, count]],
-                        "phase": "training",
-                    },
-                }
-            )
-            for rounds, count in ((3, -5), (3, "x"), (-3, 1))
-        ),
-    ],
-)
+def written(**changes):
+    return json.dumps({"round": 1, "count": 1, "event": _ROUND} | changes)
+
+
+def phase(rounds, count):
+    counted = [[_RELEASE | {"sampling": {"name": "full"}}, count]]
+    return written(event={**_PHASE, "rounds": rounds, "counted": counted, "phase": "training"})
+
+
+CHANGES = [
+    {"noise_multiplier": "x"},
+    {"noise_multiplier": [2.0]},
+    {"noise_multiplier": math.nan},
+    {"noise_multiplier": -2.0},
+    {"count_multiplier": 0.0},
+    {"count_multiplier": 1e-200},
+    {"adjacency": "other"},
+    {"phase": 3},
+    {"own": 1},
+    {"sampling": None},
+    {"sampling": {"name": "poisson", "rate": 2.0}},
+    {"sampling": {"name": "poisson", "rate": "x"}},
+    {"sampling": {"name": "fixed-size", "cohort": 9, "clients": 4}},
+    {"sampling": {"name": "scheduled", "cohort": 9, "separation": 0}},
+    {"kind": 3},
+]
+LINES = ["null", "[1]", "7", phase(3, -5), phase(3, "x"), phase(-3, 1)]
+LINES += [written(count=n) for n in (-1, 0, 0.5, 1.5, "x", None, True, [1], 10**400)]
+LINES += [written(round=n) for n in (-1, "1", 1.5, None)]
+LINES += [written(event=_ROUND | change) for change in CHANGES]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_line_that_is_no_charge_is_damage(path, line):
     path.parent.mkdir()
     path.write_text(f"{line}\n")

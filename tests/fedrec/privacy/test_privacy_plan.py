@@ -129,8 +129,8 @@ def test_local_noise_is_not_amplified_and_adds_up():
 def test_no_noise_is_not_private():
     event = plan(noise_multiplier=0.0).event("ssl")
     assert isinstance(event, NonPrivate) and event.phase == "ssl"
-    assert plan().budget is None and plan(budget=2.5).budget == 2.5
-    assert plan(epsilon=3.0, rounds=2).budget == 3.0
+    assert plan().config.limit is None and plan(budget=2.5).config.limit == 2.5
+    assert plan(epsilon=3.0, rounds=2).config.limit == 3.0
 
 
 REFUSED = [

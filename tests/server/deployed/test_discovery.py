@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discovery of real nodes, and the first rounds with them."""
 
+import math
 import stat
 from types import SimpleNamespace
 
@@ -30,11 +31,12 @@ def presence(place, training, evaluated=()):
 
 
 class Nodes:
-    """A fake of Flower's grid: nodes that reply with the contents of `answers`, or not at all, and
-    a simulated clock."""
+    """A fake of Flower's grid: nodes that reply with the contents of `answers`, some seconds after
+    their message, or not at all, and a simulated clock."""
 
-    def __init__(self, answers):
+    def __init__(self, answers, delays=None):
         self.answers, self.away, self.silent = dict(answers), set(), set()
+        self.delays = delays or {}
         self.now, self.pushed, self.waiting = 0.0, [], {}
 
     def get_node_ids(self):
@@ -46,13 +48,19 @@ class Nodes:
             identifier = f"m{len(self.pushed)}"
             message.metadata.__dict__["_message_id"] = identifier
             self.pushed.append(message)
-            if message.metadata.dst_node_id not in self.silent:
-                self.waiting[identifier] = message
+            node = message.metadata.dst_node_id
+            if node not in self.silent:
+                self.waiting[identifier] = (self.now + self.delays.get(node, 0.0), message)
             identifiers.append(identifier)
         return identifiers
 
     def pull_messages(self, identifiers):
-        return [self._reply(self.waiting.pop(i)) for i in identifiers if i in self.waiting]
+        here = [i for i in identifiers if self.waiting.get(i, (math.inf,))[0] <= self.now]
+        return [self._reply(self.waiting.pop(i)[1]) for i in here]
+
+    @property
+    def asked(self):
+        return [message.metadata.dst_node_id for message in self.pushed]
 
     def _reply(self, message):
         content = self.answers[message.metadata.dst_node_id]
@@ -397,54 +405,20 @@ BUFFERED = "asynchronous={concurrency=12}"
 THETA = {"w": np.zeros(2, dtype=np.float32)}
 
 
-class Delayed:
-    """Nodes that reply so many seconds after their message; at -1, with an error at once."""
-
-    def __init__(self, delays):
-        self.delays = dict(delays)
-        self.now = 0.0
-        self.waiting: dict = {}
-        self.asked: list = []
-
-    def get_node_ids(self):
-        return list(self.delays)
-
-    def push_messages(self, messages):
-        names = []
-        for message in messages:
-            names.append(f"m{len(self.asked)}")
-            message.metadata.__dict__["_message_id"] = names[-1]
-            node = message.metadata.dst_node_id
-            self.asked.append(node)
-            self.waiting[names[-1]] = (self.now + max(0.0, self.delays[node]), message)
-        return names
-
-    def pull_messages(self, names):
-        ready = [
-            name for name in names if name in self.waiting and self.now >= self.waiting[name][0]
-        ]
-        return [self._reply(self.waiting.pop(name)[1]) for name in ready]
-
-    def _reply(self, message):
-        if self.delays[message.metadata.dst_node_id] < 0:
-            return Message(Error(0, "it failed"), reply_to=message)
-        total = {name: np.ones_like(value) for name, value in THETA.items()}
-        return Message(pack_sum(TrainSum(total, 1, 1.0, 1, 0.0, 0)), reply_to=message)
-
-    def sleep(self, seconds):
-        self.now += max(seconds, 0.001)
-
-
 @pytest.fixture
 def federation(load_tiny):
     def make(delays, *settings):
-        nodes = Delayed(delays)
+        """Nodes that reply so many seconds after their message; at -1, with an error at once."""
+        total = {name: np.ones_like(value) for name, value in THETA.items()}
+        trained = pack_sum(TrainSum(total, 1, 1.0, 1, 0.0, 0))
+        failed = Error(0, "it failed")
+        answers = {node: failed if delay < 0 else trained for node, delay in delays.items()}
+        nodes = Nodes(answers, delays)
         found = object.__new__(DeployedFederation)  # without a roster
         found.experiment = load_tiny("engine.max-failures=0.2", *settings)
         found.timeout, found.secure = 100.0, None
         found.dropped = DroppedReplies(always=True)
-        found._deployed = DeployedGrid(nodes, clock=lambda: nodes.now, sleep=nodes.sleep)
-        found.grid = found._deployed
+        found.grid = found._deployed = nodes.grid()
         return found, nodes
 
     return make
@@ -475,7 +449,7 @@ DELAYS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 40.0, 5: 4.0}
 def test_a_round_closes_at_its_deadline_and_the_late_are_counted(federation):
     found, nodes = federation(DELAYS, "closing={deadline=10.0}")
     assert a_round(found) == [1, 2, 3, 5] and 10 <= nodes.now < 13
-    row = found.dropped.columns()
+    row = found.dropped.after_round(1, None)
     assert row["dropped-or-bounded"] == "node 4: no reply before the deadline"
     assert a_round(found, 2) == [1, 2, 3, 5]
     assert nodes.asked.count(4) == 1  # it let a deadline pass, so it is not asked this time
@@ -523,7 +497,7 @@ def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
     """Before the server waits for a node."""
     run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
     with pytest.raises(ExperimentError, match=rf"\[{table}\] applies only to simulated devices"):
-        DeployedFederation(run, DeployedGrid(Delayed({})))
+        DeployedFederation(run, DeployedGrid(Nodes({})))
 
 
 def test_an_empty_round_asks_nobody(federation):
@@ -547,7 +521,7 @@ def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
 
     nodes._reply = as_superlink
     a_round(made)
-    assert made.dropped.columns()["dropped-or-bounded"] == "node 9: failed: it failed"
+    assert made.dropped.after_round(1, None)["dropped-or-bounded"] == "node 9: failed: it failed"
 
 
 def equal(one, other):
@@ -591,17 +565,15 @@ def test_a_damaged_file_is_refused(tmp_path, content):
 
 # Orders to real nodes: one per node and round.
 
-DEPLOYED_FEDERATION_THETA = {"w": np.zeros((4, 2), dtype=np.float32)}
-
 
 def test_one_message_per_client_is_refused_before_anything_is_sent():
     """Of a node's replies only one is accepted, so all others would be lost."""
     orders = [TrainOrder(1, np.array([client]), "uniform", {"name": "sgd"}) for client in range(4)]
     messages = [
-        Message(pack_train(to_record(DEPLOYED_FEDERATION_THETA), order), 7 + number // 3, "train")
+        Message(pack_train(to_record(THETA), order), 7 + number // 3, "train")
         for number, order in enumerate(orders)
     ]
     federation = object.__new__(DeployedFederation)  # without a grid: nothing can be sent
     with pytest.raises(ExperimentError, match="sends node 7 3 messages in one round") as error:
-        federation.train(messages, DEPLOYED_FEDERATION_THETA)
+        federation.train(messages, THETA)
     assert "reply = .each." in error.value.text().replace(chr(39), ".")

@@ -3,6 +3,7 @@
 
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,15 +21,24 @@ from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
     pack_each,
     pack_sum,
+    pack_table,
     pack_train,
     unpack_each,
     unpack_parameters,
     unpack_sum,
 )
-from fedrec.protocol.orders import EvaluateOrder, SentUpdate, TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.orders import (
+    EvaluateOrder,
+    Presence,
+    SentUpdate,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
+)
 from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
+from server.cohort import Roster
 from server.deployed.validation import (
     LARGER,
     ReplyValidator,
@@ -36,6 +46,7 @@ from server.deployed.validation import (
     norm_bounds,
     of_usual_size,
 )
+from server.evaluation import Evaluator
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut
 
@@ -65,15 +76,24 @@ def with_row(place, drift=0.0):
     return with_table(SparseUpdate((4, 2), np.array([place]), values, drift))
 
 
-def through(validator, *sums, theta=THETA, **order):
-    """Nodes 2, 3, ... reply with some sums; returns the nodes whose replies are accepted."""
+def accepted(validator, *sums, theta=THETA, **order):
+    """Replies that are accepted, of those of nodes 2, 3, ... with some sums."""
     messages = asked(*range(2, 2 + len(sums)), **order)
     contents = [pack_sum(one) if isinstance(one, TrainSum) else one for one in sums]
-    replies = [
-        Message(content, reply_to=message)
-        for content, message in zip(contents, messages, strict=True)
-    ]
-    return [reply.metadata.src_node_id for reply in validator.trained(messages, replies, theta)]
+    pairs = zip(contents, messages, strict=True)
+    replies = [Message(content, reply_to=message) for content, message in pairs]
+    return validator.trained(messages, replies, theta)
+
+
+def through(validator, *sums, **more):
+    """The nodes whose replies are accepted."""
+    return [reply.metadata.src_node_id for reply in accepted(validator, *sums, **more)]
+
+
+def length(total):
+    """Norm of a sum of zeros' changes, whole or by rows."""
+    whole = [dense_change(own, np.zeros(own.shape)) for own in total.values()]
+    return float(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in whole)))
 
 
 def test_honest_sums_pass_dense_and_by_rows():
@@ -141,18 +161,10 @@ def test_a_bad_sum_is_left_out_and_the_others_count(bad):
 
 def bounded(validator, *sums, **order):
     """What is left of the sums of nodes 2, 3, ...: norm per weight, examples per client, weight."""
-    messages = asked(*range(2, 2 + len(sums)), **order)
-    replies = [
-        Message(pack_sum(one), reply_to=message)
-        for one, message in zip(sums, messages, strict=True)
+    found = [unpack_sum(one.content) for one in accepted(validator, *sums, **order)]
+    return [
+        (length(one.total) / one.weight, one.examples / one.clients, one.weight) for one in found
     ]
-    found = [unpack_sum(one.content) for one in validator.trained(messages, replies, THETA)]
-    return [(_norm(one) / one.weight, one.examples / one.clients, one.weight) for one in found]
-
-
-def _norm(one):
-    squares = [np.square(dense_change(own, THETA[name])).sum() for name, own in one.total.items()]
-    return float(np.sqrt(sum(squares)))
 
 
 @pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
@@ -163,7 +175,7 @@ def test_a_node_counts_at_most_ten_times_the_usual(times):
     norms = [norm for norm, *_ in found]
     usual = norms[0]
     np.testing.assert_allclose(norms, [usual, 10 * usual, 2 * usual, usual / 2], rtol=1e-5)
-    row = record.columns()
+    row = record.after_round(1, None)
     assert (row["dropped-replies"], row["bounded-replies"]) == (0, 1)
     assert row["dropped-or-bounded"].startswith("node 3: norm of the update")
 
@@ -224,7 +236,7 @@ def test_drift_counts_in_the_norm():
         record = DroppedReplies()
         sums = (total(), drifting(drift), total(0.2))
         assert through(ReplyValidator(record), *sums, theta=theta) == [2, 3, 4]
-        assert record.columns().get("bounded-replies", 0) == scaled
+        assert record.after_round(1, None).get("bounded-replies", 0) == scaled
     private = Protection(1.0, 2, ("w", "b"), noise_scale=1.0)
     assert through(ReplyValidator(), total(), drifting(1e37), protection=private) == [2]
 
@@ -263,13 +275,13 @@ def test_rejected_replies_are_recorded_with_node_and_reason():
     replies = [Message(pack_sum(total()), reply_to=m) for m in (message, message, foreign)]
     ReplyValidator(record).trained([message], replies, THETA)
     through(ReplyValidator(record), BAD["NaN"])
-    assert record.columns() == {
+    assert record.after_round(1, None) == {
         "dropped-replies": 3,
         "bounded-replies": 0,
         "dropped-or-bounded": "node 2: duplicate reply; node 9: unrequested;"
         " node 2: 'w' has a wrong shape or is not finite",
     }
-    assert record.columns()["dropped-replies"] == 0
+    assert record.after_round(1, None)["dropped-replies"] == 0
 
 
 def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
@@ -316,6 +328,29 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
                 ids,
                 ranges,
             )
+
+
+def test_metrics_of_real_nodes_count_only_where_they_are_valid(load_tiny):
+    """Node 3 claims a metric above its range, and node 4 clients of another node."""
+    record = DroppedReplies(always=True)
+    nobody = np.empty(0, dtype=np.int64)
+    presences = tuple(Presence(place, nobody, np.array([place])) for place in range(3))
+    claims = {2: (0, 0.5), 3: (1, 7.0), 4: (0, 1.0)}
+
+    def ask(messages):
+        for message in messages:
+            client, value = claims[message.metadata.dst_node_id]
+            table = pack_table(np.array([client]), dict.fromkeys(ranges, np.array([value])))
+            yield Message(table, reply_to=message)
+
+    federation = SimpleNamespace(
+        untrusted=True, roster=Roster((2, 3, 4), presences), dropped=record, ask=ask
+    )
+    evaluator = Evaluator(load_tiny(), federation)
+    ranges = evaluator.metrics.ranges
+    found = evaluator.evaluate(to_record(THETA), 1, np.arange(3))
+    assert found.users.index.tolist() == [0] and (found.users.to_numpy() == 0.5).all()
+    assert record.after_round(1, None)["dropped-replies"] == 2
 
 
 RATED = ("task=rating",)
@@ -569,8 +604,7 @@ def test_a_clip_bounds_what_is_sent_and_the_server_clips_too(load_tiny, folder, 
 
 
 def norm(reply):
-    values = (getattr(change, "values", change) for change in reply.total.values())
-    return float(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in values)))
+    return length(reply.total)
 
 
 def _with(payloads, **arrays):
@@ -633,10 +667,6 @@ def sums(load_tiny):
         total = {name: dense_change(value, arrays[name]) for name, value in reply.total.items()}
         made.append((total, reply.clients))
     return made
-
-
-def length(total):
-    return float(np.sqrt(sum(np.square(value).sum() for value in total.values())))
 
 
 def test_it_may_put_ten_times_the_usual_norm_of_all_its_clients_into_one_item(sums):

@@ -218,7 +218,7 @@ def test_rounds_that_the_ledger_does_not_hold_are_found(tmp_path, monkeypatch):
 
     charge = Guard._charge
     monkeypatch.setattr(Guard, "_charge", lambda self, number: number % 2 and charge(self, number))
-    monkeypatch.setattr(Guard, "after_training", lambda *a: None)
+    monkeypatch.setattr(Guard, "check_charged", lambda *a: None)
     found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     missing = check(found, "charged-rounds")
     assert (missing.measured, missing.claimed, missing.passed) == (13, 25, False)

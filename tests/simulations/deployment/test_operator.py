@@ -217,8 +217,8 @@ def test_people_read_names_of_nodes(load_tiny, tmp_path):
     assert "WARNING node-2 failed: lost" in log and "node 7 joined; 123456789 rows" in log
     dropped = DroppedReplies(called=names)
     dropped.dropped(8545123412341234898, "failed: no answer")
-    assert dropped.columns()["dropped-or-bounded"] == "node-2: failed: no answer"
-    assert "(node-2 1)" in dropped.report(1)[0][0]
+    assert dropped.after_round(1, None)["dropped-or-bounded"] == "node-2: failed: no answer"
+    assert "(node-2 1)" in dropped.report(1)["in words"][0]
 
 
 # The operator's page: what it says, who sees it, and how a browser shows it.
