@@ -300,10 +300,10 @@ def client(
     ] = None,
 ) -> None:
     """Run a real client until it is stopped."""
-    from simulations.deployment.client import plan_of, run_client
+    from simulations.deployment.client import ClientPlan, run_client
 
     given = setting or []
-    plan = plan_of(
+    plan = ClientPlan(
         join, superlink, data=data, state=state, host=host, bind=bind, port=port, settings=given
     )
     run_client(plan, part)

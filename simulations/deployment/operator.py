@@ -250,7 +250,7 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
     if not node_process(deployment):
         return []
     plans = [
-        client.plan_of(
+        client.ClientPlan(
             deployment.node(number),
             deployment.gateway,
             port=deployment.settings.node_port + number - 1,
@@ -269,7 +269,6 @@ def run_nodes_here(deployment: Deployment) -> None:
     for plan in local_plans(deployment):
         try:
             client.prepare(plan)
-            plan.check_data()
         except FedrecError as error:
             print(f"{plan.join.name} is not started: {error}", file=sys.stderr, flush=True)
             continue

@@ -26,7 +26,6 @@ from simulations.deployment import client, launch, operator
 from simulations.deployment.client import (
     ClientPlan,
     client_processes,
-    plan_of,
     prepare,
     supernode_flags,
 )
@@ -176,10 +175,10 @@ def test_the_superlink_listens_on_this_machine_only_and_asks_for_keys_and_secret
     assert nodes.after == made.registered and not made.registered.exists()
 
 
-def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tmp_path):
-    (tmp_path / "mine.csv").write_text("user,item\na,b\n")
-    plan = plan_of(
-        made.node(2), made.gateway, data=tmp_path / "mine.csv", settings=["most-rounds=7"]
+def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(shards, tmp_path):
+    (tmp_path / "mine.csv").write_text("user,item\na,x\n")
+    plan = ClientPlan(
+        shards.node(1), shards.gateway, data=tmp_path / "mine.csv", settings=["most-rounds=7"]
     )
     prepare(plan)
     supernode, executor = client_processes(plan)
@@ -199,18 +198,18 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
 
 def test_a_client_reports_errors_before_it_starts(made, tmp_path):
     with pytest.raises(DataError, match="the data file"):
-        prepare(plan_of(made.node(1), made.gateway, data=tmp_path / "none.csv"))
+        prepare(ClientPlan(made.node(1), made.gateway, data=tmp_path / "none.csv"))
     with pytest.raises(DataError, match="the data file"):  # otherwise the server would choose one
-        prepare(plan_of(made.node(1), made.gateway))
+        prepare(ClientPlan(made.node(1), made.gateway))
     with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
         prepare(
-            plan_of(made.node(1), made.gateway, data=Path(__file__), settings=["most-rounds=-1"])
+            ClientPlan(made.node(1), made.gateway, data=Path(__file__), settings=["most-rounds=-1"])
         )
     with pytest.raises(EngineError, match="not a node's folder"):
-        prepare(plan_of(tmp_path, made.gateway))
+        prepare(ClientPlan(tmp_path, made.gateway))
     (made.node(1) / "node.key").chmod(0o644)
     with pytest.raises(EngineError, match="chmod 600"):
-        prepare(plan_of(made.node(1), made.gateway))
+        prepare(ClientPlan(made.node(1), made.gateway))
 
 
 def test_an_experiment_on_a_deployment_has_no_baselines_and_outlives_nodes(tiny_experiment):
@@ -364,7 +363,11 @@ def test_flowers_parsers_take_our_flags(table):
     )
     assert executor.superexec_auth_secret_file and executor.root_certificates
     plan = ClientPlan(
-        Path("/join"), "gateway:8443", Path("/data.csv"), Path("/state"), bind="0.0.0.0"
+        Path("/join"),
+        "gateway:8443",
+        data=Path("/data.csv"),
+        state=Path("/state"),
+        bind="0.0.0.0",
     )
     flags = supernode_flags(plan)
     node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)

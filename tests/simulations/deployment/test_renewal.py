@@ -30,7 +30,7 @@ from fedrec.errors import EngineError, RunError
 from fedrec.runtime.process import Fork
 from simulations.cli import app
 from simulations.deployment import flower, gateway, operator, pki
-from simulations.deployment.client import plan_of, prepare
+from simulations.deployment.client import ClientPlan, prepare
 from simulations.deployment.initialise import add_nodes, days_to_end, initialise, renew, revoke
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import (
@@ -96,16 +96,15 @@ def test_certificates_are_renewed_by_their_own_authority_only(made, tmp_path):
 
 
 def test_the_certificate_between_a_nodes_processes_is_renewed_at_a_start(ending, made):
-    (made.node(1) / "data.csv").write_text("user,item\na,b\n")
-    plan = plan_of(made.node(1), made.gateway)
-    prepare(plan)
+    plan = ClientPlan(made.node(1), made.gateway)
+    prepare(plan, "supernode")
     ending.undo()
     file = plan.state / "meeting" / "node.crt"
     assert days_left(file.read_bytes()) < 10
-    prepare(plan)
+    prepare(plan, "supernode")
     assert days_left(file.read_bytes()) > 800
     kept = file.read_bytes()
-    prepare(plan)
+    prepare(plan, "supernode")
     assert file.read_bytes() == kept
 
 
@@ -141,7 +140,7 @@ def test_an_authority_that_has_ended_is_named_to_operator_and_client(ended, tmp_
     assert refused.value.fix == "create a new deployment"
     (made.node(1) / "data.csv").write_text("user,item\na,b\n")
     with pytest.raises(EngineError, match="has expired") as refused:
-        plan_of(made.node(1), made.gateway).check()
+        ClientPlan(made.node(1), made.gateway).check()
     assert "set the clock" in refused.value.text()
 
 
