@@ -87,7 +87,7 @@ OVERRIDES = ("proximal-mu",)
 AnyOrder = TypeVar("AnyOrder")
 
 
-class Setting(NamedTuple):
+class OrderSetting(NamedTuple):
     """How a field of an order is written into a message.
 
     Attributes:
@@ -131,41 +131,41 @@ def _read_held_out(name: str) -> str:
     return name
 
 
-def _plain(kind: type) -> dict[str, Setting]:
+def _plain(kind: type) -> dict[str, OrderSetting]:
     """Settings for the fields of a message of secure aggregation."""
     kinds = {"int": (int, 2**31), "bytes": (bytes, 2**27)}
-    return {field.name: Setting(field.name, *kinds[str(field.type)]) for field in fields(kind)}
+    return {field.name: OrderSetting(field.name, *kinds[str(field.type)]) for field in fields(kind)}
 
 
 _ORDER = {
-    "round": Setting("server-round", int, 2**31, int),
-    "clients": Setting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
-    "step": Setting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
+    "round": OrderSetting("server-round", int, 2**31, int),
+    "clients": OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
+    "step": OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
 }
-_EACH = {"each": Setting("each", bool)}
-_SETTINGS: Mapping[type, Mapping[str, Setting]] = {
+_EACH = {"each": OrderSetting("each", bool)}
+_SETTINGS: Mapping[type, Mapping[str, OrderSetting]] = {
     TrainOrder: {
         **_ORDER,
         **_EACH,
-        "weighting": Setting("weighting", str, 100),
-        "protection": Setting("protection", str, MOST_TEXT, Protection.text, Protection.read),
+        "weighting": OrderSetting("weighting", str, 100),
+        "protection": OrderSetting("protection", str, MOST_TEXT, Protection.text, Protection.read),
     },
     EvaluateOrder: {
         **_ORDER,
         **_EACH,
-        "held_out": Setting("held-out", str, 100, read=_read_held_out),
-        "sums": Setting("sums", bool),
+        "held_out": OrderSetting("held-out", str, 100, read=_read_held_out),
+        "sums": OrderSetting("sums", bool),
     },
-    ItemQuery: {**_ORDER, "purpose": Setting("purpose", str, 100)},
+    ItemQuery: {**_ORDER, "purpose": OrderSetting("purpose", str, 100)},
     **{kind: _plain(kind) for kind in Words.__subclasses__()},
 }
 """Settings by type of order, and by its field; a field that is None has no setting."""
 _TRAIN = [
     *_SETTINGS[TrainOrder].values(),
     *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
-    *(Setting(key, float) for key in OVERRIDES),
+    *(OrderSetting(key, float) for key in OVERRIDES),
 ]
-_ALLOWED: Mapping[str, Iterable[Setting]] = {
+_ALLOWED: Mapping[str, Iterable[OrderSetting]] = {
     "train": _TRAIN,
     "evaluate": _SETTINGS[EvaluateOrder].values(),
     ITEMS: _SETTINGS[ItemQuery].values(),
