@@ -228,8 +228,8 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
     """Run processes of nodes, as forks of this one, until a stop signal."""
-    from simulations.deployment import entry
+    from simulations.deployment import entry, flower
 
     entry.import_everything(trains=any(process.command[0] == "executor" for process in processes))
-    mains = {"supernode": entry.supernode, "executor": entry.executor}
+    mains = {"supernode": flower.supernode, "executor": entry.executor}
     Supervisor(processes, folder, NODE_PATIENCE, mains).run()

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import tomli_w
 
 from fedrec.errors import EngineError, RunError
 from fedrec.experiment.loading import load
@@ -31,10 +30,9 @@ from server.callbacks.base import Callback
 from server.exchange import with_names
 from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import private_folder, write_private
 from simulations.deployment.processes import Process, environment_of
-from simulations.engines.flower import RunWatch, app_folder
-from simulations.flower_commands import connection, last_lines, script
+from simulations.engines.flower import RunWatch, flower_home, flwr_run
+from simulations.flower_commands import last_lines
 
 DEADLINE = 120.0
 """Default number of seconds that a round waits for nodes."""
@@ -85,14 +83,9 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         "node-names": json.dumps(names),
     }
     with tempfile.TemporaryDirectory(prefix="fedrec-deploy-") as scratch:
-        file = Path(scratch) / "run.toml"
-        file.write_text(tomli_w.dumps(config), encoding="utf-8")
-        app = app_folder(Path(scratch) / "fedrec")
-        command = (script("flwr"), "run", str(app), "fedrec", "--format", "json", "-c", str(file))
-        home = {"FLWR_HOME": str(private_folder(Path(scratch) / "home"))}
-        flower = connection(deployment.superlink, deployment.authority)
-        write_private(Path(scratch) / "home" / "config.toml", flower)
-        environment = environment_of(Process("run", command, home))
+        home = flower_home(Path(scratch) / "home", deployment.superlink, deployment.authority)
+        command = [*flwr_run(Path(scratch), config), "--format", "json"]
+        environment = environment_of(Process("run", tuple(command), home))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=scratch)
     try:
         return int(parse_json(done.stdout)["run-id"])
