@@ -17,6 +17,9 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.corestate import sql_corestate
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers as link_handlers
+from flwr.supernode.servicer.runtime import runtime_handlers as node_handlers
 from sqlalchemy import event, text
 from sqlalchemy.pool import Pool
 
@@ -38,8 +41,12 @@ from tests.systems import GRU4REC, LAST_OUT, SASREC, TRANSITIONS
 
 FlowersState = flower.linkstate_factory.SqlLinkState
 superexec = flower_patches.run_superexec.run_superexec
+HANDLERS = (fleet_handlers, link_handlers, node_handlers)
 SOURCES = [
     (flower.load(), "time.sleep(3)", "time.sleep(0.5)"),
+    (flower.load(), "push_object_contents_from_iterable(", " pull_objects("),
+    *((part.pull_object, ".get_object(") for part in HANDLERS),
+    *((part.push_object, "state.store_object(") for part in HANDLERS),
     (flower_patches.heartbeat.HeartbeatSender, "HEARTBEAT_DEFAULT_INTERVAL"),
     (sql_corestate, "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT"),
     (superexec, "RuntimeHttpClient.from_server_address(", "client.AcquireTask(", "get_executor("),
