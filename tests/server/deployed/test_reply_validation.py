@@ -182,7 +182,9 @@ def test_the_size_is_not_revealed_under_differential_privacy():
     """There the strategy bounds each sum; rejecting one by its size would make the release depend
     on the others' data."""
     private, sums = Protection(1.0, 2, ("w", "b")), (total(1e5), total(), total(np.nan))
-    assert through(ReplyValidator(), *sums, protection=private) == [2, 3]
+    record = DroppedReplies(always=True)
+    assert through(ReplyValidator(record), *sums, protection=private) == [2, 3]
+    assert record.columns()["bounded-replies"] == 0
 
 
 ONES = {"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}
