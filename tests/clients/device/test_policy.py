@@ -3,7 +3,6 @@
 messages."""
 
 import json
-import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -641,33 +640,3 @@ def test_no_loss_and_no_number_of_examples_goes_beside_local_noise(victim):
     answer = node.train(node.order(protection=local(names=node.theta())))
     assert answer.clients == 18
     assert (answer.examples, answer.loss, answer.losses) == (0, 0.0, 0)
-
-
-def timers(monkeypatch):
-    """Collects the timers that are set and their seconds."""
-    limits = []
-
-    def setitimer(timer, seconds, interval=0.0):
-        limits.append((timer, seconds))
-        return 0.0, 0.0
-
-    monkeypatch.setattr("clients.app.signal.setitimer", setitimer)
-    return limits
-
-
-def test_work_on_a_message_has_a_time_limit(victim, monkeypatch):
-    limits = timers(monkeypatch)
-    victim().theta()
-    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_VIRTUAL]
-    assert found == [3600, 0]
-
-
-def test_work_on_a_message_ends_with_the_time_that_the_server_waits(victim, monkeypatch):
-    limits = timers(monkeypatch)
-    monkeypatch.setattr("clients.app.time.time", lambda: 1030.0)
-    node = victim()
-    message = Message(RecordDict(), 2, INITIAL, ttl=100.0)
-    message.metadata.created_at = 1000.0
-    app(message, node.context())
-    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_REAL]
-    assert found == [70.0, 0]
