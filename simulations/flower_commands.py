@@ -147,9 +147,9 @@ def _processes() -> Iterator[_Process]:
 # Health of processes.
 
 
-def is_healthy(url: str, authority: Path) -> bool:
-    """Return True if a server with a certificate of an authority answers."""
-    context = ssl.create_default_context(cafile=str(authority))
+def is_healthy(url: str, authority: Path | None = None) -> bool:
+    """Return True if a server, over TLS one with a certificate of an authority, answers."""
+    context = None if authority is None else ssl.create_default_context(cafile=str(authority))
     try:
         with urllib.request.urlopen(url, timeout=3, context=context) as answer:
             return answer.status == 200

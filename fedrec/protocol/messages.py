@@ -15,9 +15,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -27,6 +28,7 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import (
     EvaluateOrder,
+    HeldOutPart,
     ItemQuery,
     Presence,
     TrainEach,
@@ -86,43 +88,121 @@ AnyOrder = TypeVar("AnyOrder")
 
 
 class OrderSetting(NamedTuple):
-    """Type and limit of an order's setting.
+    """How a field of an order is written into a message.
 
     Attributes:
-        kind: its type; a `float` may be an `int`, and members of a `list` are.
+        key: its name there.
+        kind: its type there; a `float` may be an `int`, and members of a `list` are.
         most: largest absolute value of a number, or largest length.
+        write: converts the field to that type.
+        read: converts it back.
     """
 
+    key: str
     kind: type
     most: float = math.inf
+    write: Callable[[Any], Any] = lambda value: value
+    read: Callable[[Any], Any] = lambda value: value
+
+    def fits(self, value: object) -> bool:
+        """Return True if a value of a message, which is untrusted input, has its type and size."""
+        if type(value) is not self.kind and (type(value), self.kind) != (int, float):
+            return False
+        if isinstance(value, list):
+            return len(value) <= self.most and all(type(item) is int for item in value)
+        size = len(value) if isinstance(value, str | bytes) else abs(value)  # type: ignore
+        return size <= self.most
 
 
-_NUMBER = OrderSetting(int, 2**31)
-_NAME = OrderSetting(str, 100)
-_JSON = OrderSetting(str, MOST_TEXT)
-_FLAG = OrderSetting(bool)
-_ORDER = {"server-round": _NUMBER, "clients": OrderSetting(list, 2**24), "step": _JSON}
+def _read_step(text: str) -> dict[str, Any]:
+    step = parse_json(text)
+    if not isinstance(step, dict):
+        raise TypeError(f"a step must be a table, not {type(step).__name__}")
+    return step
 
 
-def _words(kind: type[Words], prefix: str = "") -> dict[str, OrderSetting]:
-    """Settings of an order for the fields of a message of secure aggregation."""
-    kinds = {"int": _NUMBER, "bytes": OrderSetting(bytes, 2**27)}
-    return {prefix + field.name: kinds[str(field.type)] for field in fields(kind)}  # type: ignore
+def _read_clients(clients: list[int]) -> np.ndarray:
+    return np.asarray(clients, dtype=np.int64)
 
 
-_SETTINGS: Mapping[str, Mapping[str, OrderSetting]] = {
-    "train": {
-        **_ORDER,
-        **{"weighting": _NAME, "protection": _JSON, "each": _FLAG},
-        **dict.fromkeys(OVERRIDES, OrderSetting(float)),
-        **_words(MaskOrder, _SECURE),
-    },
-    "evaluate": {**_ORDER, "each": _FLAG, "held-out": _NAME, "sums": _FLAG},
-    ITEMS: {**_ORDER, "purpose": _NAME},
-    SECURE_SHARES: _words(ShareOrder),
-    SECURE_UNMASK: _words(UnmaskOrder),
+def _read_held_out(name: str) -> str:
+    if name not in get_args(HeldOutPart):
+        raise ValueError(f"invalid held-out rows {name!r}")
+    return name
+
+
+def _plain(kind: type) -> dict[str, OrderSetting]:
+    """Settings for the fields of a message of secure aggregation."""
+    kinds = {"int": (int, 2**31), "bytes": (bytes, 2**27)}
+    return {field.name: OrderSetting(field.name, *kinds[str(field.type)]) for field in fields(kind)}
+
+
+_ORDER = {
+    "round": OrderSetting("server-round", int, 2**31, int),
+    "clients": OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
+    "step": OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
 }
-"""The allowed settings by type of message."""
+_EACH = {"each": OrderSetting("each", bool)}
+_SETTINGS: Mapping[type, Mapping[str, OrderSetting]] = {
+    TrainOrder: {
+        **_ORDER,
+        **_EACH,
+        "weighting": OrderSetting("weighting", str, 100),
+        "protection": OrderSetting("protection", str, MOST_TEXT, Protection.text, Protection.read),
+    },
+    EvaluateOrder: {
+        **_ORDER,
+        **_EACH,
+        "held_out": OrderSetting("held-out", str, 100, read=_read_held_out),
+        "sums": OrderSetting("sums", bool),
+    },
+    ItemQuery: {**_ORDER, "purpose": OrderSetting("purpose", str, 100)},
+    **{kind: _plain(kind) for kind in Words.__subclasses__()},
+}
+"""Settings by type of order, and by its field; a field that is None has no setting."""
+_TRAIN = [
+    *_SETTINGS[TrainOrder].values(),
+    *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
+    *(OrderSetting(key, float) for key in OVERRIDES),
+]
+_ALLOWED: Mapping[str, Iterable[OrderSetting]] = {
+    "train": _TRAIN,
+    "evaluate": _SETTINGS[EvaluateOrder].values(),
+    ITEMS: _SETTINGS[ItemQuery].values(),
+    SECURE_SHARES: _SETTINGS[ShareOrder].values(),
+    SECURE_UNMASK: _SETTINGS[UnmaskOrder].values(),
+}
+"""Allowed settings by type of message."""
+
+
+def _written(order: object) -> dict[str, Any]:
+    """Settings of an order, by key."""
+    return {
+        setting.key: setting.write(value)
+        for name, setting in _SETTINGS[type(order)].items()
+        if (value := getattr(order, name)) is not None
+    }
+
+
+def _read(kind: type[AnyOrder], config: Mapping[str, Any], **others: Any) -> AnyOrder:
+    """Read the settings of an order, and its other fields.
+
+    Raises:
+        ValueError: a setting has another type or is too large, or one without a default is missing.
+    """
+    values = {
+        name: (setting, config[setting.key])
+        for name, setting in _SETTINGS[kind].items()
+        if setting.key in config
+    }
+    wrong = [setting.key for setting, value in values.values() if not setting.fits(value)]
+    if wrong:
+        raise ValueError(f"setting {wrong[0]!r} has another type or size")
+    read = {name: setting.read(value) for name, (setting, value) in values.items()}
+    try:
+        return kind(**read, **others)
+    except TypeError as error:
+        raise ValueError(f"a setting is missing: {error}") from None
 
 
 def check_settings(kind: str, content: RecordDict) -> None:
@@ -136,12 +216,12 @@ def check_settings(kind: str, content: RecordDict) -> None:
         RefusalError: a setting is unknown for this type of message, of another type, or larger than
             allowed.
     """
-    allowed = _SETTINGS.get(kind, {})
+    allowed = {setting.key: setting for setting in _ALLOWED.get(kind, ())}
     settings = [item for record in content.config_records.values() for item in record.items()]
     strange = sorted(
         str(name)
         for name, value in settings
-        if name not in allowed or not _fits(value, allowed[name])
+        if name not in allowed or not allowed[name].fits(value)
     )
     if strange:
         raise RefusalError(
@@ -153,24 +233,10 @@ def check_settings(kind: str, content: RecordDict) -> None:
         )
 
 
-def _fits(value: object, setting: OrderSetting) -> bool:
-    if type(value) is not setting.kind and (type(value), setting.kind) != (int, float):
-        return False
-    if isinstance(value, list):
-        return len(value) <= setting.most and all(type(item) is int for item in value)
-    size = len(value) if isinstance(value, str | bytes) else abs(value)  # type: ignore
-    return size <= setting.most
-
-
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     """Pack a training message; `arrays` is shared between the messages of a round, not copied."""
-    config = _order_config(order)
-    config["weighting"] = order.weighting
-    if order.protection is not None:
-        config["protection"] = order.protection.text()
-    config["each"] = order.each
-    if order.secure is not None:
-        config.update({_SECURE + name: value for name, value in order.secure.fields().items()})
+    masking = {} if order.secure is None else _written(order.secure)
+    config = ConfigRecord({**_written(order), **add_prefix({_SECURE: masking})})
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
@@ -205,14 +271,11 @@ def unpack_train_order(content: RecordDict) -> TrainOrder:
     """Unpack the order of a training message without its parameters."""
     config = config_of(content)
     masking = strip_prefix(_SECURE, config)
-    overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
-    return TrainOrder(
-        **_order_fields(config),
-        weighting=str(config.get("weighting", "uniform")),  # type: ignore[arg-type]
-        overrides=overrides,
-        protection=Protection.read(str(config["protection"])) if "protection" in config else None,
-        each=bool(config.get("each", False)),
-        secure=MaskOrder.read(masking) if masking else None,
+    return _read(
+        TrainOrder,
+        config,
+        overrides={key: float(config[key]) for key in OVERRIDES if key in config},  # type: ignore
+        secure=_read(MaskOrder, masking) if masking else None,
     )
 
 
@@ -276,19 +339,13 @@ def unpack_each(content: RecordDict) -> TrainEach:
 
 def pack_item_query(order: ItemQuery) -> RecordDict:
     """Pack a request for the items whose rows clients need."""
-    config = _order_config(order)
-    config["purpose"] = order.purpose
-    return RecordDict({CONFIG: config})
+    return RecordDict({CONFIG: ConfigRecord(_written(order))})
 
 
 @_refuses_malformed
 def unpack_item_query(content: RecordDict) -> ItemQuery:
     """Unpack the request packed by `pack_item_query`."""
-    config: Any = config_of(content)
-    fields = _order_fields(config)
-    if fields["clients"] is None or fields["step"] is None:
-        raise ValueError("a query needs clients and a step")
-    return ItemQuery(**fields, purpose=config["purpose"])
+    return _read(ItemQuery, config_of(content))
 
 
 def pack_item_requests(requests: ItemRequests) -> RecordDict:
@@ -314,29 +371,13 @@ def pack_standard(
 
 def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
     """Pack an evaluation message."""
-    config = _order_config(order)
-    config["each"] = order.each
-    if order.held_out is not None:
-        config["held-out"] = order.held_out
-    if order.sums:
-        config["sums"] = True
-    return RecordDict({ARRAYS: arrays, CONFIG: config})
+    return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(_written(order))})
 
 
 @_refuses_malformed
 def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
     """Unpack parameters and order of an evaluation message of fedrec's or any Flower strategy."""
-    config = config_of(content)
-    held_out: Any = config.get("held-out")
-    if held_out not in (None, "test", "validation"):
-        raise ValueError(f"invalid held-out rows {held_out!r}")
-    order = EvaluateOrder(
-        **_order_fields(config),
-        each=bool(config.get("each", False)),
-        held_out=held_out,
-        sums=bool(config.get("sums", False)),
-    )
-    return writable_arrays(content), order
+    return writable_arrays(content), _read(EvaluateOrder, config_of(content))
 
 
 def pack_table(
@@ -443,28 +484,6 @@ def _changes(arrays: Mapping[str, np.ndarray]) -> dict[str, Change]:
     return changes
 
 
-def _order_config(order: TrainOrder | EvaluateOrder | ItemQuery) -> ConfigRecord:
-    config = ConfigRecord({"server-round": int(order.round)})
-    if order.clients is not None:
-        config["clients"] = [int(client) for client in order.clients]
-    if order.step is not None:
-        config["step"] = json.dumps(order.step, sort_keys=True)
-    return config
-
-
-def _order_fields(config: ConfigRecord) -> dict[str, Any]:
-    """Read the fields common to all orders."""
-    step = parse_json(str(config["step"])) if "step" in config else None
-    if not isinstance(step, dict | None):
-        raise TypeError(f"a step must be a table, not {type(step).__name__}")
-    clients = np.asarray(config["clients"], dtype=np.int64) if "clients" in config else None
-    return {
-        "round": int(config.get("server-round", 0)),  # type: ignore[arg-type]
-        "clients": clients,
-        "step": step,
-    }
-
-
 # Messages of secure aggregation.
 
 _MASKED = "masked"
@@ -492,7 +511,7 @@ def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
 
 def pack_words(words: Words) -> RecordDict:
     """Pack an order or a reply of secure aggregation."""
-    return RecordDict({CONFIG: ConfigRecord(words.fields())})  # type: ignore[arg-type]
+    return RecordDict({CONFIG: ConfigRecord(_written(words))})
 
 
 def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
@@ -501,7 +520,7 @@ def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
     Raises:
         ValueError: it is malformed.
     """
-    return kind.read(config_of(content))
+    return _read(kind, config_of(content))
 
 
 def pack_channel(key: bytes, proof: bytes = b"") -> RecordDict:

@@ -41,8 +41,8 @@ class TrainOrder:
         secure: how the sum is masked, under secure aggregation.
     """
 
-    round: int
-    clients: np.ndarray | None
+    round: int = 0
+    clients: np.ndarray | None = None
     weighting: Weighting = "uniform"
     step: dict[str, Any] | None = None
     overrides: Mapping[str, float] | None = None
@@ -163,8 +163,8 @@ class EvaluateOrder:
         sums: whether to compute the sums over clients that list metrics need.
     """
 
-    round: int
-    clients: np.ndarray | None
+    round: int = 0
+    clients: np.ndarray | None = None
     step: dict[str, Any] | None = None
     each: bool = False
     held_out: HeldOutPart | None = None

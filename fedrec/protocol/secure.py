@@ -9,8 +9,7 @@ has zeros.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
 
 SESSION_BYTES = 16
 SEED_BYTES = 16
@@ -24,25 +23,7 @@ _LENGTH_BYTES = 4
 
 
 class Words:
-    """Base class of messages of secure aggregation: fields of text, integers and bytes."""
-
-    def fields(self) -> dict[str, int | bytes]:
-        """Return the fields by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:
-        """Read the result of `fields`, which is untrusted input.
-
-        Raises:
-            ValueError: a field is missing or of another type.
-        """
-        types = {"int": int, "bytes": bytes}
-        kinds = {field.name: types[str(field.type)] for field in fields(cls)}  # type: ignore
-        for name, kind in kinds.items():
-            if type(values.get(name)) is not kind:
-                raise ValueError(f"{name!r} is not of type {kind.__name__}")
-        return cls(**{name: values[name] for name in kinds})
+    """Base class of messages of secure aggregation: integers and bytes."""
 
 
 @dataclass(frozen=True)

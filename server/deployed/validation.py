@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -28,6 +28,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import (
     pack_each,
+    pack_standard,
     pack_sum,
     read_arrays,
     unpack_each,
@@ -35,7 +36,6 @@ from fedrec.protocol.messages import (
     unpack_train_order,
 )
 from fedrec.protocol.orders import SentUpdate, TrainEach, TrainOrder, TrainSum
-from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import (
     Change,
     SparseUpdate,
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedrec")
 Key = tuple[int, int | None]
 """A node and one of its clients, or None for their sum."""
+Theta = Mapping[str, np.ndarray]
+"""Parameters of a round, which were sent to the nodes."""
+Reply = TrainSum | TrainEach
 Sizes = Mapping[int | None, float]
 """Sizes or factors by client; those of a sum by None."""
 LARGER = 10.0
@@ -89,22 +92,6 @@ def norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, 
     return {key: most / size for key, size in sizes.items() if size > most}
 
 
-@dataclass(frozen=True)
-class _Reply:
-    """A valid reply.
-
-    Attributes:
-        message: the message.
-        sizes: norms of updates, and numbers of examples of a client; without those that are never
-            scaled.
-        scaled: content of the message with factors for both.
-    """
-
-    message: Message
-    sizes: tuple[Sizes, Sizes]
-    scaled: Callable[[Sizes, Sizes], RecordDict]
-
-
 _SIZES = "norm of the update", "examples per client"
 
 
@@ -127,10 +114,7 @@ class ReplyValidator:
         )
 
     def trained(
-        self,
-        sent: Sequence[Message],
-        replies: Sequence[Message],
-        theta: Mapping[str, np.ndarray],
+        self, sent: Sequence[Message], replies: Sequence[Message], theta: Theta
     ) -> list[Message]:
         """Validate replies to training messages, and return the accepted ones, in their order.
 
@@ -142,57 +126,67 @@ class ReplyValidator:
         orders = {
             message.metadata.dst_node_id: unpack_train_order(message.content) for message in sent
         }
-        good: dict[int, _Reply] = {}
+        good: dict[int, Message] = {}
+        valid: dict[int, Reply] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                if node in good:
-                    raise ValueError("duplicate reply")
-                good[node] = self._valid(reply, orders[node], theta)
+                if node in good or node not in orders:
+                    raise ValueError("duplicate reply" if node in good else "unrequested")
+                valid[node] = self._valid(reply, orders[node], theta)
+                good[node] = reply
             except Exception as error:  # untrusted input may be anything
                 text = str(error)
                 known = isinstance(error, ValueError) and text
-                reason = text if known else f"{type(error).__name__} {text}".strip()
-                reason = "unrequested" if node not in orders else reason
-                log.warning("node %d: the reply is dropped: %s", node, reason)
-                self._dropped.dropped(node, reason)
-        if good:
-            self._bound(good, str(next(iter(orders.values())).step))  # the same for all nodes
-        return [reply.message for reply in good.values()]
+                self._drop(node, text if known else f"{type(error).__name__} {text}".strip())
+        for node, reply in self._bounded(valid, orders, theta).items():
+            good[node].content = _content(reply, orders[node], theta, good[node].content)
+        return list(good.values())
 
-    def _valid(
-        self, message: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
-    ) -> _Reply:
-        """Check a reply; a compressed sum is decoded in place, and invalid clients are removed.
+    def _valid(self, message: Message, order: TrainOrder, theta: Theta) -> Reply:
+        """Read a reply; compressed updates are replaced in it by their sum, and invalid clients are
+        removed.
 
         Raises:
             ValueError: the reply does not match the order.
         """
-        asked = [] if order.clients is None else order.clients.tolist()
+        if order.clients is None:
+            return _mean(message.content, theta)
         if order.each:
-            each, left_out = sound_clients(unpack_each(message.content), asked, theta)
+            each, left_out = sound_clients(
+                unpack_each(message.content), order.clients.tolist(), theta
+            )
             for client in left_out:
                 text = f"client {client}: its update is not finite, or its counts are invalid"
-                log.warning("node %d: %s", message.metadata.src_node_id, text)
-                self._dropped.dropped(message.metadata.src_node_id, text)
+                self._drop(message.metadata.src_node_id, text)
             message.content = pack_each(each)
-            norms = np.sqrt(_squares_of_each(each.updates)).tolist()
-            by_client = dict(zip(each.clients.tolist(), norms, strict=True))
-            return _Reply(message, (by_client, {}), partial(_scaled_clients, each))
+            return each
+        reply = unpack_sum(message.content)
         codec = None if self._experiment is None else Codec.of(self._experiment, order.round)
-        if codec is not None:
-            message.content = decompressed(message.content, codec, order, theta)
-        return _valid_sum(message, order, theta) if asked else _valid_mean(message, theta)
+        if codec is not None and reply.updates is not None:
+            sent = network_bytes(read_arrays(message.content))
+            reply = replace(_decompressed(reply, codec, order, theta), sent=sent)
+            message.content = pack_sum(reply)
+        _check_sum(reply, order, theta)
+        return reply
 
-    def _bound(self, good: Mapping[int, _Reply], step: str) -> None:
-        """Scale down, in place, what is much larger than usual."""
-        factors: dict[int, tuple[dict, dict]] = {node: ({}, {}) for node in good}
+    def _drop(self, node: int, reason: str) -> None:
+        log.warning("node %d: the reply is dropped: %s", node, reason)
+        self._dropped.dropped(node, reason)
+
+    def _bounded(
+        self, replies: Mapping[int, Reply], orders: Mapping[int, TrainOrder], theta: Theta
+    ) -> dict[int, Reply]:
+        """Scale down the replies that are much larger than usual, and return these."""
+        step = str(next((order.step for order in orders.values()), None))  # the same for all nodes
+        of_node = {node: _sizes(reply, orders[node], theta) for node, reply in replies.items()}
+        factors = defaultdict[int, tuple[dict, dict]](lambda: ({}, {}))
         texts = defaultdict[Key, list[str]](list)
         for index, kind in enumerate(_SIZES):
             sizes = {
                 (node, client): size
-                for node, reply in good.items()
-                for client, size in reply.sizes[index].items()
+                for node, both in of_node.items()
+                for client, size in both[index].items()
             }
             for key, factor in norm_bounds(sizes, self._earlier[kind, step]).items():
                 factors[key[0]][index][key[1]] = factor
@@ -202,11 +196,48 @@ class ReplyValidator:
             reason = f"{who}{', '.join(parts)}, {LARGER:g} times the usual"
             log.warning("node %d: %s", node, reason)
             self._dropped.bounded(node, reason)
-        for node in {node for node, _ in texts}:
-            good[node].message.content = good[node].scaled(*factors[node])
+        return {node: _scaled(replies[node], orders[node], *both) for node, both in factors.items()}
 
 
-def _check_changes(changes: Mapping[str, Change], theta: Mapping[str, np.ndarray]) -> None:
+def _sizes(reply: Reply, order: TrainOrder, theta: Theta) -> tuple[Sizes, Sizes]:
+    """Norms of updates, and numbers of examples of a client; without those that are never scaled:
+    sums under differential privacy."""
+    if isinstance(reply, TrainEach):
+        norms = np.sqrt(_squares_of_each(reply.updates)).tolist()
+        return dict(zip(reply.clients.tolist(), norms, strict=True)), {}
+    if order.protection is not None:
+        return {}, {}
+    norm = _norm(reply.total, theta) / max(reply.weight, 1.0)
+    return {None: norm}, {None: reply.examples / max(reply.clients, 1)}
+
+
+def _scaled(reply: Reply, order: TrainOrder, norms: Sizes, examples: Sizes) -> Reply:
+    """Reply with factors for norms and numbers of examples."""
+    if isinstance(reply, TrainEach):
+        return _scaled_clients(reply, norms)
+    fewer = examples.get(None, 1.0)
+    share = fewer if order.clients is not None and order.weighting == "examples" else 1.0
+    factor = norms.get(None, 1.0) * share
+    total = {name: scaled(change, factor) for name, change in reply.total.items()}
+    count = round(reply.examples * fewer)
+    return replace(reply, total=total, examples=count, weight=reply.weight * share)
+
+
+def _content(reply: Reply, order: TrainOrder, theta: Theta, content: RecordDict) -> RecordDict:
+    """Content of a message with a reply in place of what was sent."""
+    if isinstance(reply, TrainEach):
+        return pack_each(reply)
+    if order.clients is not None:
+        return pack_sum(reply)
+    arrays = {
+        name: (theta[name] + reply.total[name]).astype(sent.dtype)
+        for name, sent in read_arrays(content).items()
+    }
+    (metrics,) = content.metric_records.values()
+    return pack_standard(arrays, {**metrics, "num-examples": reply.examples})  # type: ignore[dict-item]
+
+
+def _check_changes(changes: Mapping[str, Change], theta: Theta) -> None:
     for name, change in changes.items():
         if not is_change(change, theta[name]):
             raise ValueError(f"{name!r} has a wrong shape or is not finite")
@@ -215,14 +246,13 @@ def _check_changes(changes: Mapping[str, Change], theta: Mapping[str, np.ndarray
 # Sums over the clients of a node.
 
 
-def _valid_sum(message: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]) -> _Reply:
-    """Check a sum. Its size is that per unit of weight; under differential privacy it has none.
+def _check_sum(reply: TrainSum, order: TrainOrder, theta: Theta) -> None:
+    """Check a sum.
 
     Raises:
         ValueError: it does not match the order.
     """
-    reply = unpack_sum(message.content)
-    _check_counts(reply, order, 0 if order.clients is None else len(order.clients), theta)
+    _check_counts(reply, order, theta)
     wanted = set(theta) if order.protection is None else reply.total.keys() & theta.keys()
     strange = set(reply.total) ^ wanted
     if strange:
@@ -234,22 +264,8 @@ def _valid_sum(message: Message, order: TrainOrder, theta: Mapping[str, np.ndarr
                 f"{name!r} drifts by {change.drift:.3g} with a weight of {reply.weight:g}"
             )
 
-    def scaled_sum(norms: Sizes, examples: Sizes) -> RecordDict:
-        fewer = examples.get(None, 1.0)
-        share = fewer if order.weighting == "examples" else 1.0
-        factor = norms.get(None, 1.0) * share
-        total = {name: scaled(change, factor) for name, change in reply.total.items()}
-        count = round(reply.examples * fewer)
-        return pack_sum(replace(reply, total=total, examples=count, weight=reply.weight * share))
 
-    if order.protection is not None:
-        return _Reply(message, ({}, {}), scaled_sum)
-    norm = _norm(reply.total, theta) / max(reply.weight, 1.0)
-    examples = reply.examples / max(reply.clients, 1)
-    return _Reply(message, ({None: norm}, {None: examples}), scaled_sum)
-
-
-def _norm(changes: Mapping[str, Change], theta: Mapping[str, np.ndarray]) -> float:
+def _norm(changes: Mapping[str, Change], theta: Theta) -> float:
     """Norm of changes, the drift of every row included."""
     squares = 0.0
     with np.errstate(over="ignore"):
@@ -262,9 +278,8 @@ def _norm(changes: Mapping[str, Change], theta: Mapping[str, np.ndarray]) -> flo
     return math.sqrt(squares)
 
 
-def _check_counts(
-    reply: TrainSum, order: TrainOrder, asked: int, theta: Mapping[str, np.ndarray]
-) -> None:
+def _check_counts(reply: TrainSum, order: TrainOrder, theta: Theta) -> None:
+    asked = 0 if order.clients is None else len(order.clients)
     if not all(0 <= count <= asked for count in (reply.clients, reply.losses)):
         raise ValueError(f"{reply.clients} clients, but {asked} were requested")
     if reply.examples < 0 or not abs(reply.loss) <= LARGEST_LOSS * max(reply.losses, 1):
@@ -279,34 +294,23 @@ def _check_counts(
         raise ValueError(f"invalid number of bytes, {reply.sent}, for {asked} clients")
 
 
-def _valid_mean(message: Message, theta: Mapping[str, np.ndarray]) -> _Reply:
-    """Check a reply in Flower's standard form: parameters, and a number of examples.
+def _mean(content: RecordDict, theta: Theta) -> TrainSum:
+    """Read a reply in Flower's standard form, parameters and a number of examples, as the sum of
+    one client.
 
     Raises:
         ValueError: it does not match the order.
     """
-    content = message.content
     arrays = read_arrays(content)
     if list(arrays) != list(theta):
         raise ValueError("unknown or missing parameters")
     _check_changes(arrays, theta)
     (metrics,) = content.metric_records.values()
-    count = metrics["num-examples"]
+    count: Any = metrics["num-examples"]
     if not isinstance(count, int | float) or not 0 <= count < 1e12:
         raise ValueError(f"invalid num-examples {count!r}")
     changes = {name: value.astype(np.float64) - theta[name] for name, value in arrays.items()}
-
-    def scaled_mean(norms: Sizes, examples: Sizes) -> RecordDict:
-        moved = {
-            name: (theta[name] + norms.get(None, 1.0) * change).astype(arrays[name].dtype)
-            for name, change in changes.items()
-        }
-        (key,) = content.array_records
-        content[key] = to_record(moved)
-        metrics["num-examples"] = round(count * examples.get(None, 1.0))
-        return content
-
-    return _Reply(message, ({None: _norm(changes, theta)}, {None: float(count)}), scaled_mean)
+    return TrainSum(changes, clients=1, weight=1.0, examples=count, loss=0.0, losses=0)  # type: ignore[arg-type]
 
 
 # The updates of single clients.
@@ -316,7 +320,7 @@ def _valid_mean(message: Message, theta: Mapping[str, np.ndarray]) -> _Reply:
 
 
 def sound_clients(
-    reply: TrainEach, asked: Sequence[int], theta: Mapping[str, np.ndarray]
+    reply: TrainEach, asked: Sequence[int], theta: Theta
 ) -> tuple[TrainEach, list[int]]:
     """Split a reply into its valid clients, and the ids of those that are dropped.
 
@@ -336,8 +340,8 @@ def sound_clients(
     return reply.take(np.flatnonzero(sound)), reply.clients[~sound].tolist()
 
 
-def _scaled_clients(reply: TrainEach, norms: Sizes, _: Sizes) -> RecordDict:
-    """Content of a reply with the updates scaled by the factor of each client."""
+def _scaled_clients(reply: TrainEach, norms: Sizes) -> TrainEach:
+    """Reply with the updates scaled by the factor of each client."""
     updates = reply.updates
     factors = np.array([norms.get(client, 1.0) for client in reply.clients.tolist()])
     of_rows = np.repeat(factors, np.diff(updates.requests.offsets))
@@ -351,7 +355,7 @@ def _scaled_clients(reply: TrainEach, norms: Sizes, _: Sizes) -> RecordDict:
     moved = ClientArrays(
         updates.requests, times(updates.values, factors), times(updates.rows, of_rows)
     )
-    return pack_each(replace(reply, updates=moved))
+    return replace(reply, updates=moved)
 
 
 def _check_clients(reply: TrainEach, asked: Sequence[int]) -> None:
@@ -368,7 +372,7 @@ def _check_clients(reply: TrainEach, asked: Sequence[int]) -> None:
         raise ValueError("numbers of examples or losses do not match the clients")
 
 
-def _check_parameters(updates: ClientArrays, theta: Mapping[str, np.ndarray]) -> None:
+def _check_parameters(updates: ClientArrays, theta: Theta) -> None:
     requests = updates.requests
     strange = (updates.values.keys() | updates.rows.keys()) - theta.keys()
     if strange or updates.values.keys() & updates.rows.keys():
@@ -406,29 +410,19 @@ def _squares_of_each(updates: ClientArrays) -> np.ndarray:
 # Sums of the compressed updates that real nodes send.
 
 
-def decompressed(
-    content: RecordDict, codec: Codec, order: TrainOrder, theta: Mapping[str, np.ndarray]
-) -> RecordDict:
-    """Replace the compressed updates in a node's reply by their sum; a reply with a sum is returned
-    unchanged. Updates are clipped here too, if the node has not, and their bytes are counted here.
-
-    Args:
-        content: the reply, which is untrusted input.
-        codec: decodes updates.
-        order: the node's order.
-        theta: the sent parameters, by name, of any shapes.
+def _decompressed(reply: TrainSum, codec: Codec, order: TrainOrder, theta: Theta) -> TrainSum:
+    """Replace the compressed updates in a reply, which is untrusted input, by their sum. Updates
+    are clipped here too, if the node has not.
 
     Raises:
         ValueError: it cannot be decoded, has more clients than requested, or other weights.
         Exception: an array is malformed.
     """
-    reply = unpack_sum(content)
-    if reply.updates is None:
-        return content
-    most = 0 if order.clients is None else len(order.clients)
-    if len(reply.updates) > most:
-        raise ValueError(f"updates of {len(reply.updates)} clients, but {most} were requested")
-    shares = [update.share for update in reply.updates]
+    updates = reply.updates or ()
+    asked = 0 if order.clients is None else len(order.clients)
+    if len(updates) > asked:
+        raise ValueError(f"updates of {len(updates)} clients, but {asked} were requested")
+    shares = [update.share for update in updates]
     weighted = order.protection is None and order.weighting == "examples"
     if weighted and not (min(shares, default=0.0) >= 0 and sum(shares) <= reply.weight):
         raise ValueError("weights of updates do not match those of the clients")
@@ -436,18 +430,15 @@ def decompressed(
         raise ValueError("weights of updates are not uniform")
     names = list(theta) if order.protection is None else order.protection.names
     tables = {name: theta[name] for name in names}
-    updates = [_decoded(codec, update, order, tables) for update in reply.updates]
+    decoded = [_decoded(codec, update, order, tables) for update in updates]
     total = {
-        name: _sum([update[name] for update in updates if name in update], table)
+        name: _sum([update[name] for update in decoded if name in update], table)
         for name, table in tables.items()
     }
-    sent = network_bytes(read_arrays(content))
-    return pack_sum(replace(reply, total=total, sent=sent, updates=None))
+    return replace(reply, total=total, updates=None)
 
 
-def _decoded(
-    codec: Codec, sent: SentUpdate, order: TrainOrder, theta: Mapping[str, np.ndarray]
-) -> dict[str, Change]:
+def _decoded(codec: Codec, sent: SentUpdate, order: TrainOrder, theta: Theta) -> dict[str, Change]:
     strange = set(sent.payloads) - set(theta)
     if strange:
         raise ValueError(f"unknown parameters {sorted(strange)[:3]}")

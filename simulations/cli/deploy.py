@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -170,7 +169,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
     from server.exchange import with_names
     from simulations.deployment import operator
     from simulations.deployment.flower import Control
-    from simulations.deployment.initialise import days_to_end
+    from simulations.deployment.initialise import days_of_certificates
     from simulations.deployment.pki import RENEWED_DAYS
 
     console = Console()
@@ -184,16 +183,15 @@ def _show(deployment: Deployment) -> list[ProcessState]:
     states = operator.states(deployment)
     show(operator.PROCESS_HEADS, operator.process_rows(states))
     if any(state.name == "superlink" and state.healthy for state in states):
-        with closing(Control(deployment.superlink, deployment.authority)) as control:
-            known = control.nodes()
-            title, rows = operator.node_rows(deployment, known)
+        with Control(deployment) as control:
+            title, rows = operator.node_rows(deployment, control.nodes())
             show(operator.NODE_HEADS, rows, title)
-            names = {str(node.node_id): node.name for node in known if node.name}
+            names = control.names()
             for run in control.runs()[:10]:
                 details = with_names(run.details, names)
                 console.print(f"run {run.run}: {run.status}", details, markup=False)
     console.print(f"gateway: {deployment.gateway}")
-    left = days_to_end(deployment)
+    left = min(days_of_certificates(deployment).values())
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
     return states
@@ -238,7 +236,7 @@ def stop(
     """Stop a run; its reported rounds remain, and it can be resumed."""
     from simulations.deployment.flower import Control
 
-    with closing(Control(deployment.superlink, deployment.authority)) as control:
+    with Control(deployment) as control:
         control.stop(run)
 
 
@@ -300,10 +298,10 @@ def client(
     ] = None,
 ) -> None:
     """Run a real client until it is stopped."""
-    from simulations.deployment.client import plan_of, run_client
+    from simulations.deployment.client import ClientPlan, run_client
 
     given = setting or []
-    plan = plan_of(
+    plan = ClientPlan(
         join, superlink, data=data, state=state, host=host, bind=bind, port=port, settings=given
     )
     run_client(plan, part)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from clients.device.own_data import read_own
@@ -41,46 +40,69 @@ NODE_PATIENCE = 6.0
 """Seconds after which processes of a node that do not stop are killed."""
 
 
-@dataclass(frozen=True)
 class ClientPlan:
-    """Settings of a client's processes.
+    """A client's join folder and its owner's settings.
 
-    Attributes:
-        join: the folder that the operator handed over: `node.key`, `ca.crt`, `catalogue.json`.
+    Args:
+        join: folder from the operator: `node.key`, `ca.crt`, `catalogue.json`.
         superlink: HOST:PORT of the deployment's gateway.
-        data: CSV file of the hosted users; not needed by a SuperNode alone.
-        state: folder of the private state: private parameters, spent budgets, logs.
+        data: CSV file of the hosted users; default: `data.csv` in the folder, if it exists; not
+            needed by a SuperNode alone.
+        state: folder of the private state: private parameters, spent budgets, logs; default:
+            `state` in the folder.
         host: address at which the executor reaches the SuperNode.
         bind: address that the SuperNode listens on for it; default: the same.
         port: port of this connection.
-        config: further settings of the node, for Flower's node configuration.
+        settings: such as `most-rounds=100`, in addition to those in the folder's `node.toml`.
+
+    Attributes:
+        catalogue: path of the operator's catalogue.
+        meeting: folder of the certificate and the secret of SuperNode and executor.
+        config: the settings, for Flower's node configuration.
     """
 
-    join: Path
-    superlink: str
-    data: Path | None
-    state: Path
-    host: str = "127.0.0.1"
-    bind: str | None = None
-    port: int = 9094
-    config: tuple[tuple[str, str | int | float | bool], ...] = ()
+    def __init__(
+        self,
+        join: Path,
+        superlink: str,
+        *,
+        data: Path | None = None,
+        state: Path | None = None,
+        host: str = "127.0.0.1",
+        bind: str | None = None,
+        port: int = 9094,
+        settings: Sequence[str] = (),
+    ) -> None:
+        self.join = join.expanduser().resolve()
+        self.superlink = superlink
+        if data is None and (self.join / "data.csv").is_file():
+            data = self.join / "data.csv"
+        self.data = None if data is None else data.expanduser().resolve()
+        self.catalogue = self.join / "catalogue.json"
+        self.state = (state or self.join / "state").expanduser().resolve()
+        self.meeting = self.state / "meeting"
+        self.host = host
+        self.bind = bind or host
+        self.port = port
+        file = self.join / "node.toml"
+        self.config = read_toml(file, RunError) if file.is_file() else {}
+        for text in settings:
+            self.config = override(self.config, text)
 
     def check(self, part: str = "all") -> None:
-        """Check the settings; the SuperNode needs no data, and the executor no key.
+        """Check the settings, and read the data as the node will, so that errors are found before
+        it connects; the SuperNode needs no data, and the executor no key.
 
         Raises:
             EngineError: a file in the join folder is missing, or other users can read its key.
-            DataError: the data file is missing.
+            DataError: the data or the catalogue are missing, or do not match.
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
             check_path(path)  # they are part of Flower's node configuration
         if part != "executor":
             _check_keys(self.join)
-        if part != "supernode" and (self.data is None or not self.data.is_file()):
-            shown = self.join / "data.csv" if self.data is None else self.data
-            raise DataError(f"the data file {shown} is missing", fix="give --data FILE")
-        Policy.of(dict(self.config))  # before anything is started
-        for name, value in self.config:
+        Policy.of(self.config)  # before anything is started
+        for name, value in self.config.items():
             text = isinstance(value, str) and not set(value) & set("\"'\\\n")
             key = name.isascii() and name.replace("-", "").isalnum()
             if not key or not (text or isinstance(value, bool | int | float)):
@@ -89,42 +111,31 @@ class ClientPlan:
                     expected="a number, true, false, or a text without quotes",
                     fix=f"see {self.join / 'node.toml'}, and --set",
                 )
+        if part != "supernode":
+            self.check_data()
 
     def check_data(self) -> None:
-        """Read the data as the node will, so that errors are found before it connects.
+        """Read the data as the node will.
 
         Raises:
-            DataError: the catalogue is missing, or the data do not match it.
+            DataError: see `check`.
         """
+        if self.data is None or not self.data.is_file():
+            shown = self.join / "data.csv" if self.data is None else self.data
+            raise DataError(f"the data file {shown} is missing", fix="give --data FILE")
         if not self.catalogue.is_file():
             raise DataError(
                 f"{self.catalogue} is missing",
                 fix="ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it",
             )
-        read_own(self.data or self.join / "data.csv", self.catalogue)
-
-    @property
-    def catalogue(self) -> Path:
-        """Path of the operator's catalogue."""
-        return self.join / "catalogue.json"
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT at which the executor reaches the SuperNode."""
-        return f"{self.host}:{self.port}"
+        read_own(self.data, self.catalogue)
 
     def node_config(self) -> str:
         """Flower's node configuration, which the SuperNode sends only to the executor."""
-        table: dict[str, str | int | float | bool] = {
-            "private-dir": str(self.state),
-            **dict(self.config),
-        }
+        table = {"private-dir": str(self.state), **self.config}
         if self.data is not None:
-            table |= {
-                "data": str(self.data),
-                "catalogue": str(self.catalogue),
-                "join": str(self.join),
-            }
+            files = {"data": self.data, "catalogue": self.catalogue, "join": self.join}
+            table |= {name: str(file) for name, file in files.items()}
         return " ".join(f"{name}={json.dumps(value)}" for name, value in table.items())
 
 
@@ -146,62 +157,20 @@ def _check_keys(join: Path) -> None:
         raise EngineError(f"other users can read {key}", fix=f"chmod 600 {key}")
 
 
-def plan_of(
-    join: Path,
-    superlink: str,
-    *,
-    data: Path | None = None,
-    state: Path | None = None,
-    host: str = "127.0.0.1",
-    bind: str | None = None,
-    port: int = 9094,
-    settings: Sequence[str] = (),
-) -> ClientPlan:
-    """Plan of a client from its join folder and its owner's settings.
-
-    Args:
-        join: the folder.
-        superlink: HOST:PORT of the deployment's gateway.
-        data: the data file; default: `data.csv` in the folder, if it exists.
-        state: folder of the private state; default: `state` in the folder.
-        host: address on which the executor reaches the SuperNode.
-        bind: address that the SuperNode listens on for it; default: the same.
-        port: of the connection between both.
-        settings: such as `most-rounds=100`, in addition to those in the folder's `node.toml`.
-    """
-    join = join.expanduser().resolve()
-    if data is None and (join / "data.csv").is_file():
-        data = join / "data.csv"
-    file = join / "node.toml"
-    table = read_toml(file, RunError) if file.is_file() else {}
-    for text in settings:
-        table = override(table, text)
-    return ClientPlan(
-        join=join,
-        superlink=superlink,
-        data=None if data is None else data.expanduser().resolve(),
-        state=(state or join / "state").expanduser().resolve(),
-        host=host,
-        bind=bind,
-        port=port,
-        config=tuple(table.items()),
-    )
-
-
 def prepare(plan: ClientPlan, part: str = "all") -> None:
-    """Create the certificate and the secret of SuperNode and executor if they are missing or expire
-    soon; an executor alone waits for them.
+    """Check a client, and create the certificate and the secret of SuperNode and executor if they
+    are missing or expire soon; an executor alone waits for them.
 
     Raises:
         EngineError, DataError: see `ClientPlan.check`.
     """
     plan.check(part)
-    meeting = plan.state / "meeting"
-    while part == "executor" and not (meeting / "node.secret").exists():
+    meeting = plan.meeting
+    secret = meeting / "node.secret"
+    while part == "executor" and not secret.exists():
         time.sleep(0.2)
     if not meeting.exists():
-        private_folder(private_folder(plan.state) / "meeting")
-    secret = meeting / "node.secret"
+        private_folder(private_folder(plan.state) / meeting.name)
     if not secret.exists() or days_left((meeting / "node.crt").read_bytes()) <= RENEWED_DAYS:
         authority = Authority.create("fedrec node")
         issued = authority.issue([plan.host, "localhost", "127.0.0.1"])
@@ -213,24 +182,29 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
 
 def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
     """Flags of the SuperNode for TLS, its key and a separate executor."""
-    meeting = plan.state / "meeting"
-    return (
-        *flags(superlink=plan.superlink, root_certificates=plan.join / "ca.crt"),
-        *flags(auth_supernode_private_key=plan.join / "node.key", isolation="process"),
-        *flags(host=plan.bind or plan.host, port=plan.port),
-        *flags(ssl_certfile=meeting / "node.crt", ssl_keyfile=meeting / "node.key"),
-        *flags(
-            ssl_ca_certfile=meeting / "ca.crt", superexec_auth_secret_file=meeting / "node.secret"
-        ),
-        *flags(node_config=plan.node_config()),
+    meeting = plan.meeting
+    return flags(
+        superlink=plan.superlink,
+        root_certificates=plan.join / "ca.crt",
+        auth_supernode_private_key=plan.join / "node.key",
+        isolation="process",
+        host=plan.bind,
+        port=plan.port,
+        ssl_certfile=meeting / "node.crt",
+        ssl_keyfile=meeting / "node.key",
+        ssl_ca_certfile=meeting / "ca.crt",
+        superexec_auth_secret_file=meeting / "node.secret",
+        node_config=plan.node_config(),
     )
 
 
 def client_processes(plan: ClientPlan) -> list[Process]:
     """Processes of the SuperNode and the executor."""
-    meeting = plan.state / "meeting"
     home = {"FLWR_HOME": str(plan.state / "flwr")}
-    executor = executor_flags(plan.address, meeting / "ca.crt", meeting / "node.secret")
+    meeting = plan.meeting
+    executor = executor_flags(
+        f"{plan.host}:{plan.port}", meeting / "ca.crt", meeting / "node.secret"
+    )
     data = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
     return [
         Process("supernode", ("supernode", *supernode_flags(plan)), home),
@@ -242,12 +216,9 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
     """Run a client, or one of its two processes, until a stop signal.
 
     Raises:
-        EngineError, DataError: see `ClientPlan.check` and `ClientPlan.check_data`.
+        EngineError, DataError: see `ClientPlan.check`.
     """
     check_container_user()
-    plan.check(part)
-    if part != "supernode":
-        plan.check_data()
     prepare(plan, part)
     run_nodes(
         [process for process in client_processes(plan) if part in ("all", process.name)],
@@ -257,8 +228,8 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
     """Run processes of nodes, as forks of this one, until a stop signal."""
-    from simulations.deployment import entry
+    from simulations.deployment import entry, flower
 
     entry.import_everything(trains=any(process.command[0] == "executor" for process in processes))
-    mains = {"supernode": entry.supernode, "executor": entry.executor}
+    mains = {"supernode": flower.supernode, "executor": entry.executor}
     Supervisor(processes, folder, NODE_PATIENCE, mains).run()

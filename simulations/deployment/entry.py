@@ -5,7 +5,6 @@ the server's programs."""
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import logging
 import os
@@ -79,19 +78,13 @@ def import_everything(*, trains: bool = True) -> None:
     flower.load()
     if trains:
         compile_ahead("train_clients")
-    gc.collect()
-    gc.freeze()  # a garbage collection would write to all pages that the forks share
+    flower.freeze()
 
 
 def _names_in(package: str) -> list[str]:
     """Names of the modules in one of our packages."""
     paths = importlib.import_module(package).__path__
     return [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]
-
-
-def supernode(arguments: list[str]) -> None:
-    """Connect to the server, with the flags of `flower-supernode`."""
-    flower.supernode(arguments)
 
 
 def executor(arguments: list[str]) -> None:
@@ -141,8 +134,7 @@ def main() -> None:
         return
     for name in _LARGE:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # a garbage collection would write to all pages that the forks share
+    flower.freeze()
     flower.server_executor(arguments)
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 import httpx
 from flwr.common.constant import HEARTBEAT_PATIENCE
@@ -38,6 +37,7 @@ from simulations.deployment.flower_patches import (
     ticking,
 )
 from simulations.deployment.idle_polls import IdleNodes, answer_idle_nodes
+from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import as_sent
 from simulations.deployment.processes import REFUSED
 
@@ -83,6 +83,13 @@ class NodePace:
 
 class SuperNodeState(PackedPieces, AnsweringState):
     """Flower's state of a SuperNode with all patches."""
+
+
+def freeze() -> None:
+    """Exclude all objects so far from garbage collection, which would write to all pages that forks
+    share, and took a seventh of a SuperLink's time."""
+    gc.collect()
+    gc.freeze()
 
 
 def load() -> Any:
@@ -164,17 +171,25 @@ class RunState:
 
 
 class Control:
-    """The operator's calls to a SuperLink.
+    """The operator's calls to a deployment's SuperLink, as a context manager.
 
     Args:
-        address: HOST:PORT of the SuperLink.
-        authority: certificate of the authority that signed the SuperLink's.
+        deployment: the deployment.
     """
 
-    def __init__(self, address: str, authority: Path) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         self._client = ControlHttpClient.from_server_address(
-            address, insecure=False, root_certificates=authority.read_bytes(), interceptors=()
+            deployment.superlink,
+            insecure=False,
+            root_certificates=deployment.authority.read_bytes(),
+            interceptors=(),
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     def register(self, public_key: bytes, name: str) -> int:
         """Register a node by its public key in OpenSSH's format, unless it is registered, and
@@ -198,6 +213,10 @@ class Control:
         """Flower's records of all registered nodes, without the removed ones."""
         return [n for n in self._call("ListNodes").nodes_info if n.status != _REMOVED]
 
+    def names(self) -> dict[str, str]:
+        """Names of the registered nodes, such as `node-2`, by Flower's id."""
+        return {str(node.node_id): node.name for node in self.nodes() if node.name}
+
     def runs(self) -> list[RunState]:
         """All runs, newest first."""
         runs = self._call("ListRuns").run_dict.values()
@@ -211,10 +230,6 @@ class Control:
     def stop(self, run: int) -> None:
         """End a run; its run folder can be resumed."""
         self._call("StopRun", run_id=run)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
     def _call(self, method: str, /, **fields: Any) -> Any:
         """Call a method of Flower's control client with the fields of its request."""
@@ -295,7 +310,5 @@ def superlink(arguments: list[str]) -> None:
     linkstate_factory.SqlLinkState = SuperLinkState  # type: ignore[misc]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
-    gc.collect()
-    # exclude the modules imported so far from garbage collection, which took a seventh of the time
-    gc.freeze()
+    freeze()
     flower_commands.run("flower-superlink", arguments)

@@ -214,10 +214,16 @@ def serve(
     nodes: Path | None,
 ) -> None:
     """Run the proxy until it is stopped."""
+    serve_over_tls(create_app(upstream, authority, nodes), host, port, certificate, key)
+
+
+def serve_over_tls(app: Starlette, host: str, port: int, certificate: Path, key: Path) -> None:
+    """Serve an application until it is stopped."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
-        create_app(upstream, authority, nodes),
+        app,
         http=_PunctualHeads,
+        ws="none",
         host=host,
         port=port,
         ssl_certfile=str(certificate),

@@ -203,10 +203,10 @@ def renew(deployment: Deployment) -> list[Path]:
     return [folder / CERTIFICATE for folder in deployment.node_folders()]
 
 
-def days_to_end(deployment: Deployment) -> float:
-    """Days until the first certificate of the deployment, including the authority's, expires."""
+def days_of_certificates(deployment: Deployment) -> dict[Path, float]:
+    """Days until each certificate of the deployment, the authority's first, expires."""
     files = [deployment.authority, *_certificates(deployment)]
-    return min(days_left(file.read_bytes()) for file in files)
+    return {file: days_left(file.read_bytes()) for file in files}
 
 
 def check_certificates(deployment: Deployment) -> None:
@@ -215,8 +215,7 @@ def check_certificates(deployment: Deployment) -> None:
     Raises:
         RunError: a certificate has expired.
     """
-    files = [deployment.authority, *_certificates(deployment)]
-    ended = [file for file in files if days_left(file.read_bytes()) <= 0]
+    ended = [file for file, days in days_of_certificates(deployment).items() if days <= 0]
     if ended:
         raise RunError(
             f"Certificate {ended[0]} has expired, by this machine's clock",

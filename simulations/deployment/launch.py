@@ -14,12 +14,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-import tomli_w
 
 from fedrec.errors import EngineError, RunError
 from fedrec.experiment.loading import load
@@ -31,10 +30,9 @@ from server.callbacks.base import Callback
 from server.exchange import with_names
 from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import private_folder, write_private
 from simulations.deployment.processes import Process, environment_of
-from simulations.engines.flower import RunWatch, app_folder
-from simulations.flower_commands import connection, last_lines, script
+from simulations.engines.flower import RunWatch, flower_home, flwr_run
+from simulations.flower_commands import last_lines
 
 DEADLINE = 120.0
 """Default number of seconds that a round waits for nodes."""
@@ -74,23 +72,20 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
     Raises:
         EngineError: the SuperLink rejected it.
     """
+    with Control(deployment) as control:
+        names = control.names()
     config = {
         "resolved": json.dumps(folder.experiment.table(), sort_keys=True),
         "output": str(folder.path),
         "deployment": True,
         "run": run_key(folder),
         "most-clients": deployment.settings.most_clients or 0,
-        "node-names": json.dumps(_names(deployment)),
+        "node-names": json.dumps(names),
     }
     with tempfile.TemporaryDirectory(prefix="fedrec-deploy-") as scratch:
-        file = Path(scratch) / "run.toml"
-        file.write_text(tomli_w.dumps(config), encoding="utf-8")
-        app = app_folder(Path(scratch) / "fedrec")
-        command = (script("flwr"), "run", str(app), "fedrec", "--format", "json", "-c", str(file))
-        home = {"FLWR_HOME": str(private_folder(Path(scratch) / "home"))}
-        flower = connection(deployment.superlink, deployment.authority)
-        write_private(Path(scratch) / "home" / "config.toml", flower)
-        environment = environment_of(Process("run", command, home))
+        home = flower_home(Path(scratch) / "home", deployment.superlink, deployment.authority)
+        command = [*flwr_run(Path(scratch), config), "--format", "json"]
+        environment = environment_of(Process("run", tuple(command), home))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=scratch)
     try:
         return int(parse_json(done.stdout)["run-id"])
@@ -100,19 +95,6 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
             got=(done.stdout + done.stderr).strip()[-2000:],
             fix=f"fedrec deploy status {deployment.path}",
         ) from None
-
-
-def _names(deployment: Deployment) -> dict[str, str]:
-    """Names of the registered nodes by Flower's id."""
-    with closing(Control(deployment.superlink, deployment.authority)) as control:
-        return {str(node.node_id): node.name for node in control.nodes() if node.name}
-
-
-def _with_names(deployment: Deployment, text: str) -> str:
-    """Text with the nodes' names, where the SuperLink knows them, instead of ids."""
-    with suppress(httpx.HTTPError):
-        return with_names(text, _names(deployment))
-    return text
 
 
 def run_key(folder: RunFolder) -> str:
@@ -153,8 +135,7 @@ def wait(
         got=(
             f"{ended.status}; the run folder has state {status['state']!r} after round"
             f" {len(folder.read_rounds())}\n"
-            f"{_with_names(deployment, ended.details)}\n"
-            f"{_log_of(deployment, folder, run)}"
+            f"{_last_words(deployment, folder, ended)}"
         ),
         fix=f"fedrec deploy resume {deployment.path} {folder.path}; after a package was installed,"
         f" first fedrec deploy down {deployment.path}, and up",
@@ -164,7 +145,7 @@ def wait(
 def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> RunState:
     """Wait for the final status of a run in Flower, also while the SuperLink restarts."""
     heard = time.monotonic()
-    with closing(Control(deployment.superlink, deployment.authority)) as control:
+    with Control(deployment) as control:
         while True:
             try:
                 state = next((state for state in control.runs() if state.run == run), None)
@@ -194,13 +175,13 @@ def resumable(path: Path) -> RunFolder:
     return folder
 
 
-def _log_of(deployment: Deployment, folder: RunFolder, run: int) -> str:
-    """Last lines of a run's log, or of Flower's if the run ended before it had a log."""
-    if folder.log_file.exists():
-        return last_lines(folder.log_file)
-    with (
-        suppress(httpx.HTTPError),
-        closing(Control(deployment.superlink, deployment.authority)) as control,
-    ):
-        return "\n".join(control.log(run).splitlines()[-12:])
-    return "no log"
+def _last_words(deployment: Deployment, folder: RunFolder, ended: RunState) -> str:
+    """Details of a failure, with names of nodes in place of ids, and the last lines of the run's
+    log, or of Flower's if the run ended before it had a log."""
+    details = ended.details
+    log = last_lines(folder.log_file)
+    with suppress(httpx.HTTPError), Control(deployment) as control:
+        details = with_names(details, control.names())
+        if not folder.log_file.exists():
+            log = "\n".join(control.log(ended.run).splitlines()[-12:])
+    return f"{details}\n{log}"

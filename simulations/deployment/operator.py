@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
     """
     from simulations.deployment.flower import Control
 
-    with closing(Control(deployment.superlink, deployment.authority)) as control:
+    with Control(deployment) as control:
         ids = {
             folder.name: control.register((folder / "node.pub").read_bytes(), folder.name)
             for folder in deployment.node_folders()
@@ -225,7 +225,7 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
             online = sum(node.status == "online" for node in control.nodes())
         return online >= count
 
-    with closing(Control(deployment.superlink, deployment.authority)) as control:
+    with Control(deployment) as control:
         if count and not _wait(all_online, deadline):
             raise EngineError(
                 f"not all nodes came online: {online} of {count}",
@@ -250,7 +250,7 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
     if not node_process(deployment):
         return []
     plans = [
-        client.plan_of(
+        client.ClientPlan(
             deployment.node(number),
             deployment.gateway,
             port=deployment.settings.node_port + number - 1,
@@ -269,7 +269,6 @@ def run_nodes_here(deployment: Deployment) -> None:
     for plan in local_plans(deployment):
         try:
             client.prepare(plan)
-            plan.check_data()
         except FedrecError as error:
             print(f"{plan.join.name} is not started: {error}", file=sys.stderr, flush=True)
             continue

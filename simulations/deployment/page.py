@@ -12,15 +12,12 @@ from __future__ import annotations
 import base64
 import hmac
 import logging
-import ssl
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import httpx
 import pandas as pd
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -31,6 +28,7 @@ from fedrec.errors import EngineError, FedrecError
 from fedrec.report.page.charts import Note, PageTable, Row, number_cell, rendered
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import operator
+from simulations.deployment.gateway import serve_over_tls
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import new_secret, write_private
 
@@ -58,7 +56,7 @@ def page(deployment: Deployment) -> str:
     notes = []
     known = []
     try:
-        with closing(Control(deployment.superlink, deployment.authority)) as control:
+        with Control(deployment) as control:
             known = control.nodes()
     except (httpx.HTTPError, OSError) as error:
         notes.append(Note(f"The SuperLink does not answer: {error}", warning=True))
@@ -173,21 +171,14 @@ def serve(deployment: Deployment, host: str, port: int) -> None:
     Raises:
         EngineError: the address is in use.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    config = uvicorn.Config(
-        create_app(deployment),
-        host=host,
-        port=port,
-        ssl_certfile=str(deployment.server / "gateway.crt"),
-        ssl_keyfile=str(deployment.server / "gateway.key"),
-        ssl_version=ssl.PROTOCOL_TLS_SERVER,
-        access_log=False,
-        log_level="warning",
-        ws="none",
-        server_header=False,
-    )
     try:
-        uvicorn.Server(config).run()
+        serve_over_tls(
+            create_app(deployment),
+            host,
+            port,
+            deployment.server / "gateway.crt",
+            deployment.server / "gateway.key",
+        )
     except SystemExit:
         raise EngineError(
             f"the page cannot be served on {host}:{port}, see the line above",

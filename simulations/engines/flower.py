@@ -20,10 +20,10 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -37,6 +37,7 @@ from simulations.flower_commands import (
     environment_with,
     groups_below,
     groups_end,
+    is_healthy,
     last_lines,
     script,
     signal_groups,
@@ -56,12 +57,12 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
         EngineError: the SuperLink did not start, or the run failed; carries the end of its log.
     """
     with tempfile.TemporaryDirectory(prefix="fedrec-flower-") as scratch:
-        home = Path(scratch) / "home"
         port = _free_port()
-        environment = _environment(home, port)
-        app = app_folder(Path(scratch) / "fedrec")
+        environment = _environment(Path(scratch) / "home", port)
+        config = {"experiment": str(run.path / "experiment.toml"), "output": str(run.path)}
+        command = flwr_run(Path(scratch), config)
+        command += ["--stream", "--federation-config", _federation(run)]
         with _superlink(run, environment, port):
-            command = _flwr_run(run, app)
             with open(run.path / "flower.txt", "ab") as log:
                 process = subprocess.Popen(
                     command, stdout=log, stderr=log, env=environment, cwd=run.path
@@ -80,20 +81,31 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     return result
 
 
-def _flwr_run(run: RunFolder, app: Path) -> list[str]:
+def flower_home(folder: Path, address: str, authority: Path | None = None) -> dict[str, str]:
+    """Create the home of Flower's commands for the SuperLink at HOST:PORT, and return the variable
+    that names it; for `authority` see `connection`."""
+    folder.mkdir(mode=0o700)
+    (folder / "config.toml").write_text(connection(address, authority), encoding="utf-8")
+    return {"FLWR_HOME": str(folder)}
+
+
+def flwr_run(scratch: Path, config: Mapping[str, Any]) -> list[str]:
+    """Command that submits the app bundle with a run configuration to a SuperLink; both are copied
+    into a scratch folder."""
+    file = scratch / "run.toml"  # as a path in the configuration may contain any characters
+    file.write_text(tomli_w.dumps(config), encoding="utf-8")
+    app = app_folder(scratch / "fedrec")
+    return [script("flwr"), "run", str(app), "fedrec", "-c", str(file)]
+
+
+def _federation(run: RunFolder) -> str:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     gpus = 1 / nodes if engine.device.startswith("cuda") else 0
-    federation = (
+    return (
         f"num-supernodes={nodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus}"
         f" init-args-num-cpus={nodes}"
     )
-    config = app.parent / "run.toml"  # in a file, as a path may contain any characters
-    config.write_text(
-        tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)})
-    )
-    command = [script("flwr"), "run", str(app), "fedrec", "--stream", "-c", str(config)]
-    return [*command, "--federation-config", federation]
 
 
 @contextmanager
@@ -115,11 +127,9 @@ def _superlink(run: RunFolder, environment: dict[str, str], port: int) -> Iterat
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFolder) -> None:
     deadline = time.monotonic() + _SUPERLINK_START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.2)
+        if is_healthy(f"http://127.0.0.1:{port}/health"):
+            return
+        time.sleep(0.2)
     raise EngineError(
         "Flower's SuperLink did not start",
         expected=f"an answer on port {port} within {_SUPERLINK_START_SECONDS:.0f} s",
@@ -212,9 +222,8 @@ def app_folder(folder: Path) -> Path:
 def _environment(home: Path, port: int) -> dict[str, str]:
     """Environment of Flower's processes, with a home and a connection for this run only. The user's
     settings for Ray are for a cluster; Flower starts a Ray for this run."""
-    home.mkdir(parents=True)
-    (home / "config.toml").write_text(connection(f"127.0.0.1:{port}"), encoding="utf-8")
-    return environment_with({**settings_of_a_local_ray(), "FLWR_HOME": str(home)})
+    variables = flower_home(home, f"127.0.0.1:{port}")
+    return environment_with({**settings_of_a_local_ray(), **variables})
 
 
 def _free_port() -> int:

@@ -38,7 +38,7 @@ from server.checkpoint import Checkpoints
 from server.deployed.discovery import Discovery
 from server.deployed.validation import ReplyValidator
 from simulations import runner
-from simulations.deployment.client import plan_of
+from simulations.deployment.client import ClientPlan
 from simulations.deployment.layout import Deployment
 from simulations.export.folder import export
 from simulations.own_table import OwnTable
@@ -168,7 +168,7 @@ def test_settings_of_nodes_and_deployments(tmp_path, given_):
     for name in ("node.toml", "deployment.toml"):
         (tmp_path / name).write_bytes(content)
     told(Deployment, tmp_path)
-    plan = told(lambda: plan_of(tmp_path, "x:1"))
+    plan = told(lambda: ClientPlan(tmp_path, "x:1"))
     if not isinstance(plan, str):
         told(plan.check)
         told(plan.node_config)

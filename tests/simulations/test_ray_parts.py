@@ -7,9 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from simulations.engines.ray import alone, connect, started
+from simulations.engines.ray_processes import few_processes
 from tests.simulations.listening import listening_below, parent_of
 
 # Actors that die while they start, on a local Ray.
@@ -120,21 +122,10 @@ def python(code, *arguments, home, **more):
     """A Python like that of another user: another home, and an environment without Ray's
     variables."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    environment |= {
-        "HOME": str(home),
-        "PYTHONPATH": str(ROOT),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        **more,
-    }
+    own = {"HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    return subprocess.Popen(command, text=True, env={**environment, **own, **more}, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -238,3 +229,57 @@ def test_what_the_user_has_set_stays(monkeypatch):
         assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN" not in os.environ
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
+
+
+# A local Ray has the processes that it needs. If a new version of Ray fails here, fix
+# `simulations/engines/ray_processes.py`.
+
+RUN = """
+import sys
+from simulations.engines.ray import alone, connect
+with alone():
+    import ray
+    connect(None, 1, 2**26)
+    assert ray.get(ray.remote(lambda: 5).remote()) == 5
+    print("ready", flush=True)
+    sys.stdin.readline()
+    ray.shutdown()
+print("closed")
+"""
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_neither_monitors_nor_agents_run_and_none_stays(tmp_path, killed):
+    with python(RUN, home=tmp_path) as process:
+        try:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()[-2000:]
+            below = psutil.Process(process.pid).children(recursive=True)
+            names = (os.path.basename(child.cmdline()[0].split()[0]) for child in below)
+            workers = ("ray::", "python")  # a worker names itself after its start
+            others = sorted(name for name in names if not name.startswith(workers))
+            assert others == ["cat", "cat", "gcs_server", "raylet"]
+            if not killed:
+                output, errors = process.communicate("\n", timeout=60)
+                assert output == "closed\n", errors[-2000:]
+        finally:
+            process.kill()
+    assert not psutil.wait_procs(below, timeout=60)[1]
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.ray
+def test_ray_has_what_is_replaced_and_gets_it_back(monkeypatch):
+    from ray._private import node, services
+
+    before = (node.Node.start_monitor, node.Node.start_log_monitor, node.Node.start_api_server)
+    start = services.start_ray_process
+    with few_processes():
+        assert node.Node.start_monitor is not before[0] and services.start_ray_process is not start
+    assert node.Node.start_api_server is before[2] and services.start_ray_process is start
+    # workers that get an environment need the agents
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with few_processes():
+        assert node.Node.start_log_monitor is before[1]

@@ -31,7 +31,7 @@ from fedrec.errors import ClientError, FedrecError, RefusalError
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import phases_of
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import HELLO, pack_evaluate, pack_train
+from fedrec.protocol.messages import HELLO, INITIAL, pack_evaluate, pack_train
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.secure import MaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record, zero_copy_arrays
@@ -557,3 +557,35 @@ def test_work_within_the_limits_is_left_alone(limits):
 )
 def test_an_answer_is_awaited_until_its_message_is_invalid(now, left):
     assert seconds_left(1000.0, 120.0, now) == left
+
+
+def timers(monkeypatch):
+    """Collects the timers that are set and their seconds."""
+    limits = []
+
+    def setitimer(timer, seconds, interval=0.0):
+        limits.append((timer, seconds))
+        return 0.0, 0.0
+
+    monkeypatch.setattr("clients.app.signal.setitimer", setitimer)
+    return limits
+
+
+@pytest.mark.usefixtures("identity")
+def test_work_on_a_message_has_a_time_limit(victim, monkeypatch):  # noqa: F811
+    limits = timers(monkeypatch)
+    victim().theta()
+    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_VIRTUAL]
+    assert found == [3600, 0]
+
+
+@pytest.mark.usefixtures("identity")
+def test_work_on_a_message_ends_with_the_time_that_the_server_waits(victim, monkeypatch):  # noqa: F811
+    limits = timers(monkeypatch)
+    monkeypatch.setattr("clients.app.time.time", lambda: 1030.0)
+    node = victim()
+    message = Message(RecordDict(), 2, INITIAL, ttl=100.0)
+    message.metadata.created_at = 1000.0
+    app(message, node.context())
+    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_REAL]
+    assert found == [70.0, 0]

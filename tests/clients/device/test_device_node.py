@@ -86,39 +86,31 @@ def write(folder, *lines, header="user,item,rating,time"):
     return folder / "own.csv"
 
 
+def assert_same(one, other, *names):
+    for name in names:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
 def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards):
     experiment = load_tiny()
     for place, folder in enumerate(shards):
         mine = own(experiment, folder, partition=place, **NUMBERED)
         simulated = Node(experiment, place, 2, None)
-        assert np.array_equal(mine.training, simulated.training)
-        assert np.array_equal(mine.evaluated, simulated.evaluated)
+        assert_same(mine, simulated, "training", "evaluated")
         assert len(mine.training) > 5 and mine.work is None
         for client in [*simulated.training.tolist(), *simulated.evaluated.tolist()]:
             one, other = mine.population.client(client), simulated.population.client(client)
             assert one.client == other.client == client
-            for name in ("items", "labels", "positives"):
-                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-            np.testing.assert_array_equal(one.times, other.times)
+            assert_same(one, other, "items", "labels", "positives", "times")
             for codes, expected in zip(one.features, other.features, strict=True):
                 np.testing.assert_array_equal(codes, expected)
-        held, expected = (
-            n.population.held_out(simulated.evaluated, "test") for n in (mine, simulated)
-        )
-        everybody = simulated.training
-        np.testing.assert_array_equal(
-            mine.population.histories(everybody, True),
-            simulated.population.histories(everybody, True),
-        )
-        np.testing.assert_array_equal(
-            mine.population.histories(everybody, low_rated=0.3),
-            simulated.population.histories(everybody, low_rated=0.3),
-        )
-        ours, theirs = (node.population.rows(everybody, "all") for node in (mine, simulated))
-        for name in ("ids", "items", "labels"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-        for name in ("seen", "known", "relevant"):
-            np.testing.assert_array_equal(getattr(held, name), getattr(expected, name))
+        of_both, clients = (mine.population, simulated.population), simulated.training
+        held = [population.held_out(simulated.evaluated, "test") for population in of_both]
+        assert_same(*held, "seen", "known", "relevant")
+        rows = [population.rows(clients, "all") for population in of_both]
+        assert_same(*rows, "ids", "items", "labels")
+        for given in ({"rated": True}, {"low_rated": 0.3}):
+            np.testing.assert_array_equal(*(p.histories(clients, **given) for p in of_both))
         for name, value in simulated.initial().items():
             assert torch.equal(mine.initial()[name], value)
 
@@ -154,25 +146,29 @@ def public_coordinates(experiment):
 def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny, shards):
     """Counts and products in training, and a taste from the device's own rows in evaluation."""
     experiment = load_tiny(*FOLD_IN)
-    mine, simulated = (
-        own(experiment, shards[0], partition=0, **NUMBERED),
-        Node(experiment, 0, 2, None),
-    )
+    simulated = Node(experiment, 0, 2, None)
+    nodes = own(experiment, shards[0], partition=0, **NUMBERED), simulated
     arrays = {name: value.numpy() for name, value in simulated.initial().items()}
-    for number, step in enumerate(({"name": "counts"}, {"name": "gram"}), start=1):
-        order = TrainOrder(number, simulated.training, step={**step, "low-rated": 0.3})
-        sums = [train_clients(node, arrays, order).total for node in (mine, simulated)]
-        moved = 0.0
-        for name, start in arrays.items():
-            one, other = (dense_change(change[name], start) for change in sums)
-            np.testing.assert_array_equal(one, other)
-            moved += float(np.abs(one).sum())
-        assert moved > 10
+    for number, name in enumerate(("counts", "gram"), start=1):
+        order = TrainOrder(number, simulated.training, step={"name": name, "low-rated": 0.3})
+        assert assert_same_sums(nodes, arrays, order) > 10
     order = EvaluateOrder(2, simulated.evaluated)
-    one, other = (evaluate_clients(node, arrays, order).table for node in (mine, simulated))
+    one, other = (evaluate_clients(node, arrays, order).table for node in nodes)
     metrics = list(one.columns)  # devices tell no groups
     assert "hits@5" in metrics
     np.testing.assert_array_equal(one.to_numpy(), other[metrics].to_numpy())
+
+
+def assert_same_sums(nodes, arrays, order):
+    """Two nodes reply alike; returns by how much the parameters moved."""
+    one, other = (train_clients(node, arrays, order) for node in nodes)
+    moved = 0.0
+    for name, start in arrays.items():
+        mine, theirs = (dense_change(sums.total[name], start) for sums in (one, other))
+        np.testing.assert_array_equal(mine, theirs)
+        moved += float(np.abs(mine).sum())
+    assert (one.examples, one.loss) == (other.examples, other.loss)
+    return moved
 
 
 def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
@@ -237,16 +233,10 @@ def _with_split(load_tiny):
 
 def test_items_outside_the_catalogue_are_left_out_and_none_inside_is_an_error(load_tiny, shards):
     item = Catalogue.read(shards[0] / "catalogue.json").item_ids[3]
-    data = write(
-        shards[0], "ann,no-such-item,5,1", f"ann,{item},5,2", header="user,item,rating,time"
-    )
-    node = own(
-        load_tiny(),
-        shards[0],
-        write(shards[0], f"ann,{item},5,2,train", "ann,x,5,1,train", header=PARTS),
-    )
+    data = write(shards[0], f"ann,{item},5,2,train", "ann,x,5,1,train", header=PARTS)
+    node = own(load_tiny(), shards[0], data)
     (client,) = node.training.tolist()
-    assert node.population.client(client).items.tolist() == [3] and data.exists()
+    assert node.population.client(client).items.tolist() == [3]
     with pytest.raises(DataError, match="is in the catalogue"):
         node = own(load_tiny(), shards[0], write(shards[0], "ann,x,5,1,train", header=PARTS))
         node.training  # noqa: B018
@@ -280,10 +270,7 @@ def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
     )
     again = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)  # after a restart
     assert again.accept(replace(order, round=3)).clients.tolist() == mine[1:].tolist()
-    assert {client: rounds for client, (rounds, _) in again.memory.spent().items()} == {
-        mine[0]: 2,
-        mine[1]: 2,
-    }
+    assert [rounds for rounds, _ in again.memory.spent().values()] == [2, 2]
 
 
 def test_the_limits_of_a_shard_end_after_ten_runs_of_the_experiment(load_tiny, shards, caplog):
@@ -350,21 +337,12 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
 
 
 def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
-    from clients.round import train_clients
-
     experiment = load_tiny("engine.path=reference")
     for place, folder in enumerate(shards):
-        mine = own(experiment, folder, partition=place, **NUMBERED)
         simulated = Node(experiment, place, 2, None)
+        nodes = own(experiment, folder, partition=place, **NUMBERED), simulated
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
-        order = TrainOrder(3, simulated.training)
-        one, other = (train_clients(node, theta, order) for node in (mine, simulated))
-        for name in theta:
-            np.testing.assert_array_equal(
-                dense_change(one.total[name], theta[name]),
-                dense_change(other.total[name], theta[name]),
-            )
-        assert (one.examples, one.loss) == (other.examples, other.loss)
+        assert assert_same_sums(nodes, theta, TrainOrder(3, simulated.training)) > 0
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])

@@ -3,7 +3,6 @@
 messages."""
 
 import json
-import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
+from fedrec.experiment.sections import Section, override
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     CONFIG,
@@ -132,51 +131,42 @@ def refused(attack, match="."):
     return text
 
 
-@pytest.mark.parametrize(
-    ("section", "table"),
-    [
-        ("devices", {}),
-        ("perturb", {"name": "targeted", "attribute": "gender", "epsilon": 1.0}),
-        ("adversary", {"attack": {"name": "explicit-boosting"}}),
-    ],
-)
-def test_sections_of_simulations_are_refused(victim, section, table):
-    changes = {section: table}
-    refused(lambda: victim().theta(changes=changes), rf"\[{section}\] is only for simulations")
+DPVAE = ("model.name=vae", "step.name=dpvae", "step.noise=secure")
+VAE = "model={name='vae', hidden=8}; "
+PRIORS = VAE + "step={name='dpvae', noise='secure', priors={source='%s', noise=false}}"
+STAGES = "strategy={name='two-stage', stage-one={rounds=1, step=%s}}"
+NAMES_FILE = "names a file"
+TOO_MUCH = "is above this node's limit"
+SIMULATED = "is only for simulations"
+EXPERIMENTS = {
+    "devices={}": SIMULATED,
+    "perturb={name='targeted', attribute='gender', epsilon=1.0}": SIMULATED,
+    "adversary={attack={name='explicit-boosting'}}": SIMULATED,
+    PRIORS % "glove:SECRET/words": NAMES_FILE,
+    PRIORS % "table:SECRET/words": NAMES_FILE,
+    PRIORS % "glove:SECRET/absent": NAMES_FILE,
+    PRIORS % "glove:words": NAMES_FILE,
+    "split={name='kfold', shipped=true, folder='SECRET'}": NAMES_FILE,
+    "split={name='kfold', shipped=true, folder='/nowhere'}": NAMES_FILE,
+    "split={name='kfold', shipped=true, folder='../..'}": NAMES_FILE,
+    STAGES % "{name='dpvae', priors={source='glove:SECRET/words'}}": NAMES_FILE,
+    VAE + "step={name='dpvae', noise='reproducible'}": r"step\.noise",
+    VAE + "step={name='dpvae', noise='summed'}": r"step\.noise",
+    "step.epochs=1000000000": TOO_MUCH,
+    "step.negatives=100000000": TOO_MUCH,
+    "evaluation.fine-tune.epochs=1000000000": TOO_MUCH,
+    "engine.threads=100000": TOO_MUCH,
+}
 
 
-VAE = {"name": "vae", "latent": 4, "hidden": 8}
-DPVAE = {"name": "dpvae", "noise": "secure"}
-
-
-@pytest.mark.parametrize(
-    "source", ["glove:{}/words", "table:{}/words", "glove:{}/absent", "glove:words"]
-)
-def test_priors_read_no_file_of_the_node(victim, secret, source):
+@pytest.mark.parametrize("changes", EXPERIMENTS)
+def test_experiments_that_are_refused(victim, secret, changes):
+    """They have sections of simulations, read files of the node, have noise that the server knows,
+    or are too much work."""
     node = victim()
-    priors = {"source": source.format(secret), "noise": False}
-    changes = {"model": VAE, "step": {**DPVAE, "priors": priors}}
-    refused(lambda: node.theta(changes=changes), "names a file")
-
-
-@pytest.mark.parametrize("folder", ["{}", "/nowhere", "../.."])
-def test_splits_read_no_folder_of_the_node(victim, secret, folder):
-    node = victim()
-    split = {"name": "kfold", "shipped": True, "folder": folder.format(secret)}
-    refused(lambda: node.theta(changes={"split": split}), "names a file")
-
-
-def test_steps_within_a_strategy_read_no_file(victim, secret):
-    node = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")
-    inner = {"name": "dpvae", "priors": {"source": f"glove:{secret}/words"}}
-    strategy = {"name": "two-stage", "stage-one": {"rounds": 1, "step": inner}}
-    refused(lambda: node.theta(changes={"strategy": strategy}), "names a file")
-
-
-def test_a_setting_of_an_order_names_no_file(victim, secret):
-    node = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")
-    order = node.order(step={"priors": {"source": f"glove:{secret}/words", "noise": False}})
-    refused(lambda: node.train(order), "got: step:")
+    for text in changes.replace("SECRET", str(secret)).split("; "):
+        node.settings = override(node.settings, text)
+    refused(node.theta, EXPERIMENTS[changes])
 
 
 def test_the_experiment_comes_whole_and_not_as_a_file_to_be_read(victim, secret):
@@ -246,83 +236,46 @@ def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
         ).clients
         == 0
     )
-    own = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")  # of two rounds
+    own = victim(*DPVAE)  # of two rounds
     assert [own.train(own.order()).clients for _ in range(4)] == [18, 18, 0, 0]
     bare = victim()
     # a round may be run again
     assert [bare.train(bare.order()).clients for _ in range(4)] == [18] * 4
 
 
-@pytest.mark.parametrize(
-    "weaker",
-    [
-        {"scale": 0.99},
-        {"scale": 0.0},
-        {"scale": float("nan")},
-        {"clip": 5.0},
-        {"clip": 5.0, "scale": 10.0},
-        {"order": 1},
-        {"mechanism": "laplace"},
-    ],
-)
-def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, weaker):
-    node = victim(LOCAL, "sampler.name=full")
-    full = {"order": 2, "names": tuple(node.theta()), "clip_norm": 0.5, "noise_scale": 1.0}
-    given = {"clip": "clip_norm", "scale": "noise_scale"}
-    protection = Protection(
-        **{**full, **{given.get(key, key): value for key, value in weaker.items()}}
-    )
-    refused(lambda: node.train(node.order(protection=protection)), "got: protection:")
+def weaker(node, **changes):
+    """Order with other protection than the experiment's."""
+    names = tuple(node.theta())
+    full = {"order": 2, "names": names, "clip_norm": 0.5, "noise_scale": 1.0}
+    return node.order(protection=Protection(**{**full, **changes}))
 
 
-def test_counts_need_noise_for_sqrt_2_clip_norms(victim):
-    """The same noise as the server's: counts are non-negative, so replacing a user moves them by
-    sqrt(2) S."""
-    node = victim(LOCAL, "sampler.name=full", "step.name=counts", "model.item-bias=true")
-    names = list(node.theta())
-    refused(lambda: node.train(node.order(protection=local(0.7, names=names))), "got: protection:")
-    assert node.train(node.order(protection=local(0.7072, names=names))).clients > 0
+IN_ALL_ROUNDS = 'privacy={clip-norm=1.0, epsilon=3.0, delta=1e-5, placement="local"}', "rounds=3"
+COUNTS = LOCAL, "step.name=counts", "model.item-bias=true"
+WEAKER = [
+    *[((LOCAL,), {"noise_scale": scale}) for scale in (0.99, 0.0, float("nan"))],
+    *[((LOCAL,), change) for change in ({"order": 1}, {"mechanism": "laplace"})],
+    *[((LOCAL,), {"clip_norm": 5.0, "noise_scale": scale}) for scale in (1.0, 10.0)],
+    # counts are non-negative, so replacing a user moves them by sqrt(2) S
+    (COUNTS, {"noise_scale": 0.7}),
+    # three rounds at epsilon 3 need 1.7 times the noise of one
+    (IN_ALL_ROUNDS, {"clip_norm": 1.0, "noise_scale": 2.5}),
+]
+STEPS = {"epochs": 1000}, {"learning-rate": 1e9}, {"private-parameters": []}
 
 
-def test_noise_is_counted_over_all_rounds_where_epsilon_is_given(victim):
-    """Three rounds at epsilon 3 need 1.7 times the noise of one."""
-    node = victim(
-        'privacy={clip-norm=1.0, epsilon=3.0, delta=1e-5, placement="local"}',
-        "sampler.name=full",
-        "rounds=3",
-    )
-    names = list(node.theta())
-    refused(lambda: node.train(node.order(protection=local(2.5, 1.0, names))), "got: protection:")
-    assert node.train(node.order(protection=local(5.0, 1.0, names))).clients > 0
+@pytest.mark.parametrize(("overrides", "changes"), WEAKER)
+def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, overrides, changes):
+    node = victim(*overrides, "sampler.name=full")
+    refused(lambda: node.train(weaker(node, **changes)), "got: protection:")
 
 
-def test_parameters_that_stay_on_the_device_stay_there(victim):
-    node = victim('privacy={clip-norm=0.5, noise-multiplier=1.0, parameters=["item.*"]}')
-    names = list(node.theta())
-    allowed = [name for name in names if name.startswith("item.")]
-    assert set(node.train(node.order(protection=Protection(0.5, 2, tuple(allowed)))).total) == set(
-        allowed
-    )
-    refused(
-        lambda: node.train(node.order(protection=Protection(0.5, 2, tuple(names)))), "protection"
-    )
-
-
-@pytest.mark.parametrize(
-    "change", [{"epochs": 1000}, {"learning-rate": 1e9}, {"private-parameters": []}]
-)
-def test_an_order_changes_no_setting_of_the_step(victim, change):
-    node = victim('step.private-parameters=["user.*"]')
-    refused(lambda: node.train(node.order(1, change)), "got: step:")
-    refused(lambda: node.evaluate(1, {**node.order().step, **change}), "got: step:")
-
-
-def test_sums_over_the_lists_of_its_users_are_refused(victim):
-    """Those of a phone are its owner's list."""
-    node = victim()
-    order = EvaluateOrder(1, np.arange(24), node.order().step, sums=True)
-    content = pack_evaluate(to_record(node.theta()), order)
-    refused(lambda: node.ask("evaluate", content), "got: sums:")
+@pytest.mark.parametrize("changes", [*STEPS, {"priors": {"source": "glove:words"}}])
+def test_an_order_changes_no_setting_of_the_step(victim, changes):
+    node = victim(*(DPVAE if "priors" in changes else ['step.private-parameters=["user.*"]']))
+    order = node.order(step=changes)
+    refused(lambda: node.train(order), "got: step:")
+    refused(lambda: node.evaluate(1, order.step), "got: step:")
 
 
 @pytest.mark.parametrize("number", [0, -1, 3, 10**9])
@@ -331,38 +284,39 @@ def test_rounds_are_those_of_the_experiment(victim, number):
     refused(lambda: node.train(node.order(number)), "got: round:")
 
 
-def test_orders_carry_no_other_keys(victim):
-    node = victim()
-    refused(lambda: node.train(node.order(), {"overrides": "x"}), "'overrides'")
-    refused(lambda: node.train(node.order(), {"proximal-mu": -1e9}), "got: proximal-mu:")
-    refused(
-        lambda: node.ask(
-            "query.hello", RecordDict({"config": ConfigRecord({"path": "/etc/passwd"})})
-        ),
-        "'path'",
-    )
-
-
 @pytest.mark.parametrize(
-    "setting",
+    ("overrides", "changes"),
     [
-        {"server-round": "1"},
-        {"server-round": 2**40},
-        {"server-round": True},
-        {"clients": [1.5]},
-        {"clients": "1"},
-        {"step": "x" * (2**20 + 1)},
-        {"protection": b"{}"},
-        {"weighting": "u" * 101},
-        {"each": 1},
-        {"proximal-mu": "1"},
-        {"proximal-mu": float("nan")},
+        (COUNTS, {"noise_scale": 0.7072}),
+        (IN_ALL_ROUNDS, {"clip_norm": 1.0, "noise_scale": 5.0}),
     ],
 )
-def test_settings_of_orders_have_types_and_limits(victim, setting):
+def test_enough_noise_is_accepted(victim, overrides, changes):
+    node = victim(*overrides, "sampler.name=full")
+    assert node.train(weaker(node, **changes)).clients > 0
+
+
+WRONG = "of another type or size"
+SETTINGS = [
+    ("overrides", "x", "'overrides'"),
+    ("proximal-mu", -1e9, "got: proximal-mu:"),
+    *[("server-round", value, WRONG) for value in ("1", 2**40, True)],
+    *[("clients", value, WRONG) for value in ([1.5], "1")],
+    ("step", "x" * (2**20 + 1), WRONG),
+    ("protection", b"{}", WRONG),
+    ("weighting", "u" * 101, WRONG),
+    ("each", 1, WRONG),
+    *[("proximal-mu", value, WRONG) for value in ("1", float("nan"))],
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), SETTINGS)
+def test_settings_of_orders_have_names_types_and_limits(victim, key, value, words):
     node = victim()
-    text = refused(lambda: node.train(node.order(), setting), "of another type or size")
-    assert repr(next(iter(setting))) in text and len(text) < 1000
+    text = refused(lambda: node.train(node.order(), {key: value}), words)
+    assert key in text and len(text) < 1000
+    path = RecordDict({"config": ConfigRecord({"path": "/etc/passwd"})})
+    refused(lambda: node.ask("query.hello", path), "'path'")
 
 
 def test_one_run_has_one_experiment(victim):
@@ -371,12 +325,6 @@ def test_one_run_has_one_experiment(victim):
     changes = {"step": {**node.settings["step"], "participations": 50}}
     refused(lambda: node.theta(changes=changes), "another experiment")
     assert node.theta(changes=changes, run="f" * 16)
-
-
-@pytest.mark.parametrize("noise", ["reproducible", "summed"])
-def test_noise_of_a_step_that_the_server_can_compute_is_none(victim, noise):
-    node = victim("model.name=vae", "step.name=dpvae", f"step.noise={noise}")
-    refused(node.theta, "step.noise")
 
 
 @pytest.mark.parametrize(
@@ -402,13 +350,7 @@ def test_an_owner_may_insist_on_noise(victim, overrides, least, accepted):
 
 
 def test_an_owner_may_insist_on_noise_of_the_step(victim):
-    step = (
-        "model.name=vae",
-        "step.name=dpvae",
-        "step.noise=secure",
-        "step.budgets=equal",
-        "step.epsilon=1.0",
-    )
+    step = (*DPVAE, "step.budgets=equal", "step.epsilon=1.0")
     node = victim(*step, **{"least-noise": 4.0})
     assert node.train(node.order()).clients > 0  # sqrt(2 ln(1.25 / 1e-5)) = 4.8
     refused(lambda: victim(*step, **{"least-noise": 5.0}).theta(), "least-noise")
@@ -599,7 +541,7 @@ def test_a_client_uploads_no_more_often_over_all_runs_than_the_experiment_has_ro
     node = victim(LOCAL, "sampler.name=full", "rounds=2")
     order = node.order(protection=local(names=node.theta()))
     assert [node.train(order, run=f"{run:016x}").clients for run in range(4)] == [18, 18, 0, 0]
-    own = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")  # of two rounds
+    own = victim(*DPVAE)  # of two rounds
     assert [own.train(own.order(), run=f"{run:016x}").clients for run in range(3)] == [18, 18, 0]
     more = victim(LOCAL, "sampler.name=full", "rounds=2", **{"most-rounds": 3})
     assert [more.train(order, run=f"{run:016x}").clients for run in range(4)] == [18, 18, 18, 0]
@@ -647,7 +589,7 @@ def test_an_owner_who_insists_on_noise_limits_the_epsilon_of_all_runs(victim):
 @pytest.mark.parametrize(("setting", "uploads"), [("step.epsilon=1.0", 2), ("step.mode=paper", 0)])
 def test_noise_of_a_step_has_a_cost(victim, setting, uploads):
     """Of one release as DP-VAE claims it, mu = 2 / 4.845; noise without a guarantee has none."""
-    step = ("model.name=vae", "step.name=dpvae", "step.noise=secure", "step.budgets=equal")
+    step = (*DPVAE, "step.budgets=equal")
     node = victim(*step, setting, **{"most-epsilon": 2.5, "most-rounds": 9})
     sent = [node.train(node.order(), run=f"{run:016x}").clients for run in range(4)]
     assert sent == [18] * uploads + [0] * (4 - uploads)
@@ -688,8 +630,7 @@ def test_replies_leave_at_multiples_of_the_owners_interval(victim, monkeypatch, 
 
 
 def test_participations_of_a_step_are_counted_over_all_runs(victim):
-    step = ("step.noise=secure", "step.participations=1")
-    node = victim("model.name=vae", "step.name=dpvae", *step, **{"most-rounds": 100})
+    node = victim(*DPVAE, "step.participations=1", **{"most-rounds": 100})
     assert [node.train(node.order(), run=f"{run:016x}").clients for run in range(3)] == [18, 0, 0]
 
 
@@ -699,46 +640,3 @@ def test_no_loss_and_no_number_of_examples_goes_beside_local_noise(victim):
     answer = node.train(node.order(protection=local(names=node.theta())))
     assert answer.clients == 18
     assert (answer.examples, answer.loss, answer.losses) == (0, 0.0, 0)
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "step.epochs=1000000000",
-        "step.negatives=100000000",
-        "evaluation.fine-tune.epochs=1000000000",
-        "engine.threads=100000",
-    ],
-)
-def test_too_much_work_is_refused(victim, override):
-    refused(lambda: victim(override).theta(), "is above this node's limit")
-
-
-def timers(monkeypatch):
-    """Collects the timers that are set and their seconds."""
-    limits = []
-
-    def setitimer(timer, seconds, interval=0.0):
-        limits.append((timer, seconds))
-        return 0.0, 0.0
-
-    monkeypatch.setattr("clients.app.signal.setitimer", setitimer)
-    return limits
-
-
-def test_work_on_a_message_has_a_time_limit(victim, monkeypatch):
-    limits = timers(monkeypatch)
-    victim().theta()
-    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_VIRTUAL]
-    assert found == [3600, 0]
-
-
-def test_work_on_a_message_ends_with_the_time_that_the_server_waits(victim, monkeypatch):
-    limits = timers(monkeypatch)
-    monkeypatch.setattr("clients.app.time.time", lambda: 1030.0)
-    node = victim()
-    message = Message(RecordDict(), 2, INITIAL, ttl=100.0)
-    message.metadata.created_at = 1000.0
-    app(message, node.context())
-    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_REAL]
-    assert found == [70.0, 0]

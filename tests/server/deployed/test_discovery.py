@@ -3,6 +3,7 @@
 
 import math
 import stat
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import httpx
@@ -17,7 +18,7 @@ from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
 from server.deployed.discovery import Discovery, most_common_parameters, read_roster, write_roster
-from server.deployed.federation import DeployedFederation
+from server.deployed.federation import DeployedFederation, _check_registered
 from server.deployed.grid import DeployedGrid
 from server.exchange import DroppedReplies, answers
 
@@ -31,13 +32,17 @@ def presence(place, training, evaluated=()):
 
 
 class Nodes:
-    """A fake of Flower's grid: nodes that reply with the contents of `answers`, some seconds after
-    their message, or not at all, and a simulated clock."""
+    """A fake of Flower's grid with a simulated clock: nodes that reply with the contents of
+    `answers`, after `delays` seconds, or not at all."""
 
     def __init__(self, answers, delays=None):
-        self.answers, self.away, self.silent = dict(answers), set(), set()
-        self.delays = delays or {}
+        self.answers, self.delays = dict(answers), dict(delays or {})
+        self.away, self.silent = set(), set()
         self.now, self.pushed, self.waiting = 0.0, [], {}
+
+    @property
+    def asked(self):
+        return [message.metadata.dst_node_id for message in self.pushed]
 
     def get_node_ids(self):
         return [node for node in self.answers if node not in self.away]
@@ -55,20 +60,13 @@ class Nodes:
         return identifiers
 
     def pull_messages(self, identifiers):
-        here = [i for i in identifiers if self.waiting.get(i, (math.inf,))[0] <= self.now]
-        return [self._reply(self.waiting.pop(i)[1]) for i in here]
-
-    @property
-    def asked(self):
-        return [message.metadata.dst_node_id for message in self.pushed]
+        ready = [i for i in identifiers if i in self.waiting and self.now >= self.waiting[i][0]]
+        return [self._reply(self.waiting.pop(identifier)[1]) for identifier in ready]
 
     def _reply(self, message):
         content = self.answers[message.metadata.dst_node_id]
-        if isinstance(content, Error):
-            return Message(content, reply_to=message)
-        return Message(
-            pack_presence(content) if isinstance(content, Presence) else content, reply_to=message
-        )
+        content = pack_presence(content) if isinstance(content, Presence) else content
+        return Message(content, reply_to=message)
 
     def sleep(self, seconds):
         self.now += max(seconds, 0.001)
@@ -107,14 +105,8 @@ def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_pa
     found.wait_for(1)
     nodes.answers |= {4: presence(1, [6, 7]), 8: presence(2, [7, 8], [5])}
     found.refresh_roster()
-    assert {
-        n: p.training.tolist()
-        for n, p in zip(found.roster.nodes, found.roster.presences, strict=True)
-    } == {
-        3: [5, 6],
-        4: [],
-        8: [8],
-    }
+    training = [presence.training.tolist() for presence in found.roster.presences]
+    assert dict(zip(found.roster.nodes, training, strict=True)) == {3: [5, 6], 4: [], 8: [8]}
     assert found.roster.evaluated.tolist() == []  # nor is another node's client evaluated on it
 
 
@@ -208,25 +200,29 @@ def orders(*nodes):
     return [Message(RecordDict(), node, "train") for node in nodes]
 
 
+def answered(grid, *nodes, timeout=10.0):
+    """The nodes that reply to an order in time."""
+    replies = grid.send_and_receive(orders(*nodes), timeout=timeout)
+    return [reply.metadata.src_node_id for reply in replies]
+
+
 def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.silent.add(4)
     grid = nodes.grid()
-    assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [
-        3
-    ]
+    assert answered(grid, 3, 4) == [3]
     assert 10.0 <= nodes.now < 11.0 and 10.0 <= nodes.pushed[-1].metadata.ttl < 100.0
     asked = []
     for _ in range(8):
         before = len(nodes.pushed)
-        list(grid.send_and_receive(orders(3, 4), timeout=10.0))
-        asked.append(4 in [m.metadata.dst_node_id for m in nodes.pushed[before:]])
+        answered(grid, 3, 4)
+        asked.append(4 in nodes.asked[before:])
     assert asked == [False, True, False, False, True, False, False, False]  # 1, 2, 4 pauses
     assert nodes.now < 40  # three deadlines in all, not nine
     nodes.silent.clear()
     for _ in range(6):
-        list(grid.send_and_receive(orders(3, 4), timeout=10.0))
-    assert [m.metadata.dst_node_id for m in nodes.pushed[-2:]] == [3, 4]  # an answer ends it
+        answered(grid, 3, 4)
+    assert nodes.asked[-2:] == [3, 4]  # an answer ends it
 
 
 @pytest.mark.parametrize("code", [3, 4])
@@ -234,12 +230,10 @@ def test_a_message_that_expired_is_as_one_without_an_answer(code):
     """Flower's server replies for a node that did not."""
     nodes = Nodes({3: RecordDict(), 4: Error(code, "expired")})
     grid = nodes.grid()
-    assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [
-        3
-    ]
-    list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    assert answered(grid, 3, 4) == [3]
+    answered(grid, 3, 4)
     # it gets no messages for a while
-    assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]
+    assert nodes.asked == [3, 4, 3]
 
 
 def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
@@ -255,8 +249,7 @@ def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
         return pull(identifiers)
 
     nodes.pull_messages = slowly
-    replies = list(nodes.grid().send_and_receive(orders(1, 2), timeout=5.0))
-    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+    assert answered(nodes.grid(), 1, 2, timeout=5.0) == [1, 2]
 
 
 def test_the_time_to_live_starts_when_a_message_is_sent():
@@ -282,7 +275,7 @@ def test_an_interrupted_upload_continues_with_the_same_messages():
         return push(messages)
 
     nodes.push_messages = failing
-    assert len(list(nodes.grid().send_and_receive(orders(3), timeout=10.0))) == 1
+    assert answered(nodes.grid(), 3) == [3]
     # Flower's id depends on it
     assert len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
 
@@ -297,10 +290,10 @@ def test_without_any_node_the_grid_waits_for_the_first():
             nodes.away.clear()
 
     grid = DeployedGrid(nodes, clock=lambda: nodes.now, sleep=sleep)
-    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2 and 4 < nodes.now < 7
+    assert len(answered(grid, 3, 4)) == 2 and 4 < nodes.now < 7
     nodes.away |= {3, 4}
     nodes.now, grid._sleep = 0.0, nodes.sleep  # this time nobody comes
-    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0)) and 10 <= nodes.now < 11
+    assert not answered(grid, 3, 4) and 10 <= nodes.now < 11
     assert not list(grid.send_and_receive([], timeout=10.0)) and nodes.now < 11
 
 
@@ -310,8 +303,7 @@ def test_many_messages_are_announced_a_few_at_a_time_and_all_are_answered(monkey
     monkeypatch.setattr(
         nodes, "push_messages", lambda some: (announced.append(len(some)), push(some))[1]
     )
-    found = list(nodes.grid().send_and_receive(orders(*range(3, 14)), timeout=10.0))
-    assert {reply.metadata.src_node_id for reply in found} == set(range(3, 14))
+    assert sorted(answered(nodes.grid(), *range(3, 14))) == list(range(3, 14))
     assert announced == [4, 4, 3]
 
 
@@ -319,9 +311,9 @@ def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.silent |= {3, 4}  # as when the server's machine was asleep
     grid = nodes.grid()
-    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    assert not answered(grid, 3, 4)
     nodes.silent.clear()
-    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
+    assert len(answered(grid, 3, 4)) == 2
 
 
 def test_arrays_leave_as_one_packed_array_of_flowers_own_class_and_come_back_as_arrays():
@@ -345,7 +337,7 @@ def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not(
         return pull(identifiers)
 
     nodes.pull_messages = failing
-    assert len(list(nodes.grid().send_and_receive(orders(3), timeout=60.0))) == 1 and not fails
+    assert answered(nodes.grid(), 3, timeout=60.0) == [3] and not fails
     fails.append(401)
     with pytest.raises(httpx.HTTPStatusError):
         list(nodes.grid().send_and_receive(orders(3), timeout=60.0))
@@ -384,18 +376,13 @@ def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     ("placement", "refused"), [("central", True), ("distributed", True), ("local", False)]
 )
 def test_noise_that_depends_on_claims_takes_a_registered_maximum(load_tiny, placement, refused):
-    from server.deployed.federation import _check_registered
-
     privacy = f'privacy={{clip-norm=1.0, noise-multiplier=1.0, placement="{placement}"}}'
     experiment = load_tiny(privacy, *(["sampler.name=full"] if placement == "local" else []))
-    nodes = Nodes({})
-    _check_registered(experiment, DeployedGrid(nodes, 10))
-    _check_registered(load_tiny(), DeployedGrid(nodes))
-    if refused:
-        with pytest.raises(ExperimentError, match=r"most-clients in deployment\.toml"):
-            _check_registered(experiment, DeployedGrid(nodes))
-    else:
-        _check_registered(experiment, DeployedGrid(nodes))
+    _check_registered(experiment, DeployedGrid(Nodes({}), 10))
+    _check_registered(load_tiny(), DeployedGrid(Nodes({})))
+    words = r"most-clients in deployment\.toml"
+    with pytest.raises(ExperimentError, match=words) if refused else nullcontext():
+        _check_registered(experiment, DeployedGrid(Nodes({})))
 
 
 # Rounds of real nodes that close before all have answered, over a fake of Flower's grid with a
@@ -408,12 +395,10 @@ THETA = {"w": np.zeros(2, dtype=np.float32)}
 @pytest.fixture
 def federation(load_tiny):
     def make(delays, *settings):
-        """Nodes that reply so many seconds after their message; at -1, with an error at once."""
         total = {name: np.ones_like(value) for name, value in THETA.items()}
         trained = pack_sum(TrainSum(total, 1, 1.0, 1, 0.0, 0))
         failed = Error(0, "it failed")
-        answers = {node: failed if delay < 0 else trained for node, delay in delays.items()}
-        nodes = Nodes(answers, delays)
+        nodes = Nodes({n: failed if delay < 0 else trained for n, delay in delays.items()}, delays)
         found = object.__new__(DeployedFederation)  # without a roster
         found.experiment = load_tiny("engine.max-failures=0.2", *settings)
         found.timeout, found.secure = 100.0, None
@@ -524,15 +509,6 @@ def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
     assert made.dropped.after_round(1, None)["dropped-or-bounded"] == "node 9: failed: it failed"
 
 
-def equal(one, other):
-    return list(one) == list(other) and all(
-        one[node].partition == other[node].partition
-        and np.array_equal(one[node].training, other[node].training)
-        and np.array_equal(one[node].evaluated, other[node].evaluated)
-        for node in one
-    )
-
-
 def test_what_was_written_is_read_in_order_whatever_the_ids(tmp_path):
     none = np.empty(0, dtype=np.int64)
     random = np.unique(np.random.default_rng(0).integers(2**62, size=1000))
@@ -544,7 +520,12 @@ def test_what_was_written_is_read_in_order_whatever_the_ids(tmp_path):
     file = tmp_path / "roster.npz"
     assert read_roster(file) == {} and not file.exists()
     write_roster(file, nodes)
-    assert equal(read_roster(file), nodes)
+    found = read_roster(file)
+    assert list(found) == list(nodes)
+    for node, presence in nodes.items():
+        assert found[node].partition == presence.partition
+        for name in ("training", "evaluated"):
+            np.testing.assert_array_equal(getattr(found[node], name), getattr(presence, name))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 

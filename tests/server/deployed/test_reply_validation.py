@@ -55,9 +55,13 @@ pytestmark = pytest.mark.usefixtures("identity")
 THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
 
 
-def asked(*nodes, clients=(1, 2), protection=None, weighting="uniform", step="sgd"):
-    order = TrainOrder(1, np.array(clients), weighting, {"name": step}, protection=protection)
-    return [Message(pack_train(to_record(THETA), order), node, "train") for node in nodes]
+def asked(*nodes, clients=(1, 2), step="sgd", **order):
+    if clients is not None:
+        order = TrainOrder(1, np.array(clients), step={"name": step}, **order)
+        return [Message(pack_train(to_record(THETA), order), node, "train") for node in nodes]
+    config = ConfigRecord({"server-round": 1})  # as Flower's strategies
+    content = RecordDict({"arrays": to_record(THETA), "config": config})
+    return [Message(content, node, "train") for node in nodes]
 
 
 def total(size=0.1, **changes):
@@ -76,24 +80,17 @@ def with_row(place, drift=0.0):
     return with_table(SparseUpdate((4, 2), np.array([place]), values, drift))
 
 
-def accepted(validator, *sums, theta=THETA, **order):
-    """Replies that are accepted, of those of nodes 2, 3, ... with some sums."""
-    messages = asked(*range(2, 2 + len(sums)), **order)
-    contents = [pack_sum(one) if isinstance(one, TrainSum) else one for one in sums]
-    pairs = zip(contents, messages, strict=True)
-    replies = [Message(content, reply_to=message) for content, message in pairs]
-    return validator.trained(messages, replies, theta)
+def accepted(validator, *replies, theta=THETA, **order):
+    """Nodes 2, 3, ... reply; returns the accepted messages."""
+    sent = asked(*range(2, 2 + len(replies)), **order)
+    contents = [pack_sum(one) if isinstance(one, TrainSum) else one for one in replies]
+    answers = [Message(content, reply_to=to) for content, to in zip(contents, sent, strict=True)]
+    return validator.trained(sent, answers, theta)
 
 
-def through(validator, *sums, **more):
-    """The nodes whose replies are accepted."""
-    return [reply.metadata.src_node_id for reply in accepted(validator, *sums, **more)]
-
-
-def length(total):
-    """Norm of a sum of zeros' changes, whole or by rows."""
-    whole = [dense_change(own, np.zeros(own.shape)) for own in total.values()]
-    return float(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in whole)))
+def through(validator, *replies, **order):
+    """The nodes 2, 3, ... whose replies are accepted."""
+    return [one.metadata.src_node_id for one in accepted(validator, *replies, **order)]
 
 
 def test_honest_sums_pass_dense_and_by_rows():
@@ -162,9 +159,12 @@ def test_a_bad_sum_is_left_out_and_the_others_count(bad):
 def bounded(validator, *sums, **order):
     """What is left of the sums of nodes 2, 3, ...: norm per weight, examples per client, weight."""
     found = [unpack_sum(one.content) for one in accepted(validator, *sums, **order)]
-    return [
-        (length(one.total) / one.weight, one.examples / one.clients, one.weight) for one in found
-    ]
+    return [(_norm(one) / one.weight, one.examples / one.clients, one.weight) for one in found]
+
+
+def _norm(one):
+    squares = [np.square(dense_change(own, THETA[name])).sum() for name, own in one.total.items()]
+    return float(np.sqrt(sum(squares)))
 
 
 @pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
@@ -192,11 +192,13 @@ def test_few_replies_are_compared_with_earlier_ones_of_the_same_step():
 def test_the_size_is_not_revealed_under_differential_privacy():
     """There the strategy bounds each sum; rejecting one by its size would make the release depend
     on the others' data."""
-    private = Protection(1.0, 2, ("w", "b"))
-    assert through(ReplyValidator(), total(1e5), total(), total(np.nan), protection=private) == [
-        2,
-        3,
-    ]
+    private, sums = Protection(1.0, 2, ("w", "b")), (total(1e5), total(), total(np.nan))
+    record = DroppedReplies(always=True)
+    assert through(ReplyValidator(record), *sums, protection=private) == [2, 3]
+    assert record.columns()["bounded-replies"] == 0
+
+
+ONES = {"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}
 
 
 def standard(arrays, examples=10):
@@ -208,24 +210,16 @@ def standard(arrays, examples=10):
 @pytest.mark.parametrize(
     ("content", "passes"),
     [
-        (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}), True),
-        (standard({"w": np.ones((4, 1), np.float32), "b": np.ones(3, np.float32)}), False),
-        (standard({"b": np.ones(3, np.float32), "w": np.ones((4, 2), np.float32)}), False),
-        (standard({"w": np.full((4, 2), np.nan, np.float32), "b": np.ones(3, np.float32)}), False),
-        (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}, -1), False),
-        (
-            standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}, float("nan")),
-            False,
-        ),
+        (standard(ONES), True),
+        (standard({**ONES, "w": ONES["w"][:, :1]}), False),
+        (standard({"b": ONES["b"], "w": ONES["w"]}), False),
+        (standard({**ONES, "w": np.full((4, 2), np.nan, np.float32)}), False),
+        (standard(ONES, -1), False),
+        (standard(ONES, float("nan")), False),
     ],
 )
 def test_answers_in_flowers_form(content, passes):
-    config = ConfigRecord({"server-round": 1})
-    message = Message(RecordDict({"arrays": to_record(THETA), "config": config}), 2, "train")
-    assert (
-        len(ReplyValidator().trained([message], [Message(content, reply_to=message)], THETA))
-        == passes
-    )
+    assert len(accepted(ReplyValidator(), content, clients=None)) == passes
 
 
 def test_drift_counts_in_the_norm():
@@ -254,16 +248,10 @@ def test_one_liar_does_not_outweigh_all_others():
 
 @pytest.mark.parametrize("stated", [9999, 10**6, 10**11])
 def test_nor_does_one_in_flowers_form(stated):
-    config = ConfigRecord({"server-round": 1})
-    messages = [
-        Message(RecordDict({"arrays": to_record(THETA), "config": config}), n, "train")
-        for n in (2, 3, 4)
-    ]
     near = {"w": np.full((4, 2), 0.1, np.float32), "b": np.zeros(3, np.float32)}
     far = {"w": np.full((4, 2), 90.0, np.float32), "b": np.zeros(3, np.float32)}
-    sent = zip(messages, (near, near, far), (10, 12, stated), strict=True)
-    replies = [Message(standard(own, count), reply_to=message) for message, own, count in sent]
-    found = [reply.content for reply in ReplyValidator().trained(messages, replies, THETA)]
+    sent = standard(near, 10), standard(near, 12), standard(far, stated)
+    found = [one.content for one in accepted(ReplyValidator(), *sent, clients=None)]
     assert len(found) == 3 and (unpack_parameters(found[0])["w"] == near["w"]).all()
     np.testing.assert_allclose(unpack_parameters(found[2])["w"], 1.0, rtol=1e-5)
     assert next(iter(found[2].metric_records.values()))["num-examples"] == 120
@@ -316,18 +304,14 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
         liar = pd.DataFrame({**lie, "rmse": 0.0}, index=[3])[list(ranges)]
         everybody = pd.concat([honest, evaluated(liar, ids, ranges)])
         assert of_usual_size(everybody, ranges).equals(honest)
+    false = []
     for rows in (-1.0, 0.0, 0.5, np.nan, 1e12):
-        with pytest.raises(ValueError):
-            evaluated(
-                pd.DataFrame({"mae": [0.1], "rmse": [0.1], "rows": [rows]}, index=[3]), ids, ranges
-            )
+        false.append({"mae": 0.1, "rmse": 0.1, "rows": rows})
     for error in (np.nan, np.inf, -1.0, 1e30):  # one NaN would be the mean of all
+        false.append({"mae": error, "rmse": 0.1, "rows": 3.0})
+    for row in false:
         with pytest.raises(ValueError):
-            evaluated(
-                pd.DataFrame({"mae": [error], "rmse": [0.1], "rows": [3.0]}, index=[3]),
-                ids,
-                ranges,
-            )
+            evaluated(pd.DataFrame(row, index=[3]), ids, ranges)
 
 
 def test_metrics_of_real_nodes_count_only_where_they_are_valid(load_tiny):
@@ -398,42 +382,32 @@ def updates(clients, sizes=1.0, items=(1, 3), **changes):
     return TrainEach(**{**made, **changes})
 
 
-def through_of_each_validation(validator, replies, asked):
+def each_through(replies, asked):
     """The clients that count, by node."""
-    orders = {node: TrainOrder(1, np.array(own), each=True) for node, own in asked.items()}
-    messages = [
-        Message(pack_train(to_record(EACH_VALIDATION_THETA), order), node, "train")
-        for node, order in orders.items()
-    ]
-    answers = [
-        Message(pack_each(replies[one.metadata.dst_node_id]), reply_to=one) for one in messages
-    ]
-    good = validator.trained(messages, answers, EACH_VALIDATION_THETA)
+    theta, orders = to_record(EACH_VALIDATION_THETA), {}
+    for node, clients in asked.items():
+        order = TrainOrder(1, np.array(clients), each=True)
+        orders[node] = Message(pack_train(theta, order), node, "train")
+    sent = [Message(pack_each(replies[node]), reply_to=order) for node, order in orders.items()]
+    good = ReplyValidator().trained(list(orders.values()), sent, EACH_VALIDATION_THETA)
     return {one.metadata.src_node_id: unpack_each(one.content) for one in good}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_client_that_is_not_finite_is_left_out_alone(bad):
-    validator = ReplyValidator()
-    found = through_of_each_validation(
-        validator, {7: updates([1, 2, 3], [1, bad, 1])}, {7: [1, 2, 3]}
-    )
+    found = each_through({7: updates([1, 2, 3], [1, bad, 1])}, {7: [1, 2, 3]})
     assert found[7].clients.tolist() == [1, 3]
     assert np.isfinite(found[7].updates.rows["t"]).all()
 
 
 def test_impossible_counts_cost_their_client():
     wrong = updates([1, 2, 3], examples=np.array([1, -1, 1]), losses=np.array([1.0, 1.0, 1e9]))
-    assert through_of_each_validation(ReplyValidator(), {7: wrong}, {7: [1, 2, 3]})[
-        7
-    ].clients.tolist() == [1]
+    assert each_through({7: wrong}, {7: [1, 2, 3]})[7].clients.tolist() == [1]
 
 
 def test_a_much_larger_update_counts_as_ten_times_the_usual():
-    asked = {7: [1, 2, 3], 8: [4]}
-    found = through_of_each_validation(
-        ReplyValidator(), {7: updates([1, 2, 3], [1, 500, 1]), 8: updates([4])}, asked
-    )
+    sent = {7: updates([1, 2, 3], [1, 500, 1]), 8: updates([4])}
+    found = each_through(sent, {7: [1, 2, 3], 8: [4]})
     assert found[7].updates.values["b"][:, 0] == pytest.approx([1, 10, 1], rel=1e-5)
     assert found[7].updates.rows["t"][:, 0] == pytest.approx([1, 1, 10, 10, 1, 1], rel=1e-5)
     assert found[8].updates.values["b"][:, 0] == pytest.approx([1])
@@ -465,10 +439,7 @@ def with_arrays(values=None, rows=None):
     ],
 )
 def test_other_clients_rows_or_parameters_cost_the_whole_reply(reply):
-    found = through_of_each_validation(
-        ReplyValidator(), {7: reply, 8: updates([3])}, {7: [1, 2], 8: [3]}
-    )
-    assert list(found) == [8]
+    assert list(each_through({7: reply, 8: updates([3])}, {7: [1, 2], 8: [3]})) == [8]
 
 
 # Compressed updates of real nodes: what arrives is what a simulated node adds up, its bytes are
@@ -607,25 +578,22 @@ def norm(reply):
     return length(reply.total)
 
 
-def _with(payloads, **arrays):
+def _with(update, **arrays):
+    payloads = update.payloads
     name = next(name for name, payload in payloads.items() if "rows" in payload)
-    return {**payloads, name: {**payloads[name], **arrays}}
+    return [SentUpdate({**payloads, name: {**payloads[name], **arrays}})]
 
 
 FALSE = {
     "more clients than were asked": lambda one: [one, one],
     "another weight": lambda one: [replace(one, share=5.0)],
     "no number": lambda one: [replace(one, share=float("nan"))],
-    "rows beyond the table": lambda one: [
-        SentUpdate(_with(one.payloads, rows=np.array([60_000], dtype=np.uint16)))
-    ],
-    "rows twice": lambda one: [SentUpdate(_with(one.payloads, rows=np.zeros(2, dtype=np.uint8)))],
+    "rows beyond the table": lambda one: _with(one, rows=np.array([60_000], np.uint16)),
+    "rows twice": lambda one: _with(one, rows=np.zeros(2, np.uint8)),
     "no scales": lambda one: [
-        SentUpdate({name: {"rows": np.zeros(1, np.uint8)} for name in one.payloads})
+        SentUpdate({key: {"rows": np.zeros(1, np.uint8)} for key in one.payloads})
     ],
-    "infinities": lambda one: [
-        SentUpdate(_with(one.payloads, scales=np.full(3, np.inf, dtype=np.float32)))
-    ],
+    "infinities": lambda one: _with(one, scales=np.full(3, np.inf, np.float32)),
     "an unknown parameter": lambda one: [SentUpdate({"x": next(iter(one.payloads.values()))})],
 }
 

@@ -241,7 +241,7 @@ class Federation:
     def control(self):
         from simulations.deployment.flower import Control
 
-        return contextlib.closing(Control(self.deployment.superlink, self.deployment.authority))
+        return Control(self.deployment)
 
     def online(self):
         with self.control() as control:

@@ -26,7 +26,6 @@ from simulations.deployment import client, launch, operator
 from simulations.deployment.client import (
     ClientPlan,
     client_processes,
-    plan_of,
     prepare,
     supernode_flags,
 )
@@ -46,6 +45,8 @@ from tests.simulations.deployment.composed import (
     Composed,
     skip_without_an_engine,
 )
+
+ROOT = Path(__file__).resolve().parents[3]
 
 # The commands of a deployment that need no processes: the files of `init`, and refusals.
 
@@ -163,23 +164,18 @@ def test_a_clients_data_are_checked_before_it_connects(shards, tmp_path, monkeyp
 def test_the_superlink_listens_on_this_machine_only_and_asks_for_keys_and_secrets(made):
     link, executor, gateway = server_processes(made)
     text = " ".join(link.command)
-    for flag in (
-        "--host 127.0.0.1",
-        "--enable-supernode-auth",
-        "--isolation process",
-        "--superexec-auth-secret-file",
-    ):
-        assert flag in text
+    wanted = ("--host 127.0.0.1", "--enable-supernode-auth", "--isolation process")
+    assert [flag for flag in (*wanted, "--superexec-auth-secret-file") if flag not in text] == []
     assert "--insecure" not in text and "--superexec-auth-secret-file" in executor.command
     assert "--upstream 127.0.0.1:18000" in " ".join(gateway.command)
     (nodes,) = node_process(made)
     assert nodes.after == made.registered and not made.registered.exists()
 
 
-def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tmp_path):
-    (tmp_path / "mine.csv").write_text("user,item\na,b\n")
-    plan = plan_of(
-        made.node(2), made.gateway, data=tmp_path / "mine.csv", settings=["most-rounds=7"]
+def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(shards, tmp_path):
+    (tmp_path / "mine.csv").write_text("user,item\na,x\n")
+    plan = ClientPlan(
+        shards.node(1), shards.gateway, data=tmp_path / "mine.csv", settings=["most-rounds=7"]
     )
     prepare(plan)
     supernode, executor = client_processes(plan)
@@ -197,33 +193,32 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
     assert (plan.state / "meeting" / "node.secret").read_bytes() == secret
 
 
-def test_a_client_reports_errors_before_it_starts(made, tmp_path):
-    with pytest.raises(DataError, match="the data file"):
-        prepare(plan_of(made.node(1), made.gateway, data=tmp_path / "none.csv"))
-    with pytest.raises(DataError, match="the data file"):  # otherwise the server would choose one
-        prepare(plan_of(made.node(1), made.gateway))
-    with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
-        prepare(
-            plan_of(made.node(1), made.gateway, data=Path(__file__), settings=["most-rounds=-1"])
-        )
-    with pytest.raises(EngineError, match="not a node's folder"):
-        prepare(plan_of(tmp_path, made.gateway))
-    (made.node(1) / "node.key").chmod(0o644)
-    with pytest.raises(EngineError, match="chmod 600"):
-        prepare(plan_of(made.node(1), made.gateway))
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"data": Path("none.csv")}, DataError, "the data file"),
+        ({}, DataError, "the data file"),  # otherwise the server would choose one
+        ({"settings": ["most-rounds=-1"]}, ExperimentError, r"node\.most-rounds"),
+        ({"join": Path(__file__).parent}, EngineError, "not a node's folder"),
+        ({"mode": 0o644}, EngineError, "chmod 600"),
+    ],
+)
+def test_a_client_reports_errors_before_it_starts(made, given, error, words):
+    given = dict(given)
+    (made.node(1) / "node.key").chmod(given.pop("mode", 0o600))
+    with pytest.raises(error, match=words):
+        prepare(ClientPlan(given.pop("join", made.node(1)), made.gateway, **given))
 
 
 def test_an_experiment_on_a_deployment_has_no_baselines_and_outlives_nodes(tiny_experiment):
-    settled = launch.settled(tiny_experiment())
-    assert settled.evaluation.baselines == ()
-    assert settled.engine.name == "flower"
-    assert settled.evaluation.every == 0
-    assert launch.settled(tiny_experiment(), ["evaluation.every=5"]).evaluation.every == 5
-    assert settled.engine.timeout == launch.DEADLINE
-    assert settled.engine.max_failures == launch.MOST_FAILURES
-    own = launch.settled(tiny_experiment(), ["engine.timeout=7.0", "engine.max-failures=0.1"])
-    assert own.engine.timeout == 7.0 and own.engine.max_failures == 0.1
-    assert own.strategy == load(tiny_experiment()).strategy
+    own = ["evaluation.every=5", "engine.timeout=7.0", "engine.max-failures=0.1"]
+    defaults = [0, launch.DEADLINE, launch.MOST_FAILURES]
+    for overrides, expected in (([], defaults), (own, [5, 7.0, 0.1])):
+        settled = launch.settled(tiny_experiment(), overrides)
+        engine = settled.engine
+        assert [settled.evaluation.every, engine.timeout, engine.max_failures] == expected
+        assert settled.evaluation.baselines == () and engine.name == "flower"
+    assert settled.strategy == load(tiny_experiment()).strategy
 
 
 def test_nodes_know_a_run_by_a_key_that_a_resumed_run_has_and_a_new_one_has_not(
@@ -238,10 +233,8 @@ def test_nodes_know_a_run_by_a_key_that_a_resumed_run_has_and_a_new_one_has_not(
 
 
 def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():
-    from pathlib import Path
-
-    with open(Path(__file__).resolve().parents[3] / "pyproject.toml", "rb") as file:
-        keys = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    keys = project["tool"]["flwr"]["app"]["config"]
     assert {"resolved", "output", "deployment", "run"} <= keys.keys()
 
 
@@ -266,15 +259,10 @@ def test_addresses_and_ports_that_cannot_be_are_refused(tmp_path, arguments, wor
     assert not (tmp_path / "d").exists()
 
 
-def test_nodes_on_other_machines_have_ports_of_their_own():
-    assert DeploymentConfig.parse({"port": 19101, "local-nodes": False}).port == 19101
-
-
-@pytest.mark.parametrize(
-    "host", ["fl.example.org", "10.0.0.1", "::1", "xn--exmple-cua.org", "localhost"]
-)
-def test_hosts_that_can_be(host):
-    assert DeploymentConfig.parse({"hosts": [host]}).hosts == (host,)
+@pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.1", "::1", "xn--exmple-cua.org"])
+def test_hosts_and_ports_that_can_be(host):
+    settings = {"hosts": [host], "port": 19101, "local-nodes": False}  # whose ports are elsewhere
+    assert DeploymentConfig.parse(settings).hosts == (host,)
 
 
 @pytest.mark.parametrize("name", ["it's", 'a"b', "a;b", "a$b", "a{b", "a\nb"])
@@ -296,8 +284,6 @@ def test_a_folder_that_is_there_is_not_widened(tmp_path):
 
 # The compose files: accepted by docker compose, their flags by our own and Flower's parsers, and
 # their networks.
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -343,34 +329,21 @@ def test_flags_are_those_of_processes_without_containers(table, made):
 
 
 def parsed(module, function, flags):
-    parser = getattr(importlib.import_module(module), function)()
+    parser = getattr(importlib.import_module(f"flwr.{module}"), function)()
     return parser.parse_args([str(flag) for flag in flags])
 
 
 def test_flowers_parsers_take_our_flags(table):
-    services = table["services"]
-    link = parsed(
-        "flwr.superlink.cli.flower_superlink",
-        "_parse_args_run_superlink",
-        services["superlink"]["command"],
-    )
-    assert link.enable_supernode_auth
-    assert link.isolation == "process"
-    assert link.ssl_keyfile
-    assert link.database
-    assert not getattr(link, "insecure", False)
-    executor = parsed(
-        "flwr.supercore.cli.flower_superexec", "_parse_args", services["serverapp"]["command"]
-    )
+    link, executor = (table["services"][name]["command"] for name in ("superlink", "serverapp"))
+    link = parsed("superlink.cli.flower_superlink", "_parse_args_run_superlink", link)
+    assert link.enable_supernode_auth and link.isolation == "process"
+    assert link.ssl_keyfile and link.database and not getattr(link, "insecure", False)
+    executor = parsed("supercore.cli.flower_superexec", "_parse_args", executor)
     assert executor.superexec_auth_secret_file and executor.root_certificates
-    plan = ClientPlan(
-        Path("/join"), "gateway:8443", Path("/data.csv"), Path("/state"), bind="0.0.0.0"
-    )
-    flags = supernode_flags(plan)
-    node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)
+    flags = supernode_flags(ClientPlan(Path("/join"), "gateway:8443", bind="0.0.0.0"))
+    node = parsed("supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)
     assert node.auth_supernode_private_key == "/join/node.key"
-    assert node.isolation == "process"
-    assert not node.insecure
+    assert node.isolation == "process" and not node.insecure
 
 
 @pytest.mark.parametrize(
@@ -407,20 +380,13 @@ def test_only_the_gateway_is_reached_from_outside(table):
 
 def test_what_speaks_to_the_outside_does_not_see_the_data_and_what_sees_them_not_its_key(table):
     for number in (1, 2):
-        supernode, executor = (
-            table["services"][f"{part}-{number}"] for part in ("supernode", "clientapp")
-        )
-        assert not any("data.csv" in volume for volume in supernode["volumes"])
-        assert any(
-            f"node-{number}/data.csv:/data/data.csv:ro" in volume for volume in executor["volumes"]
-        )
-        sources = [
-            [secret["source"] for secret in part["secrets"]] for part in (supernode, executor)
-        ]
+        parts = [table["services"][f"{part}-{number}"] for part in ("supernode", "clientapp")]
+        supernode, executor = (part["volumes"] for part in parts)
+        assert not any("data.csv" in v or f"-{number}-state" in v for v in supernode)
+        assert any(f"node-{number}/data.csv:/data/data.csv:ro" in volume for volume in executor)
+        assert any(volume.startswith(f"node-{number}-state:") for volume in executor)
+        sources = [[secret["source"] for secret in part["secrets"]] for part in parts]
         assert sources == [[f"node-{number}-node.key"], [f"node-{number}-signing.key"]]
-        kept = {volume.partition(":")[0] for volume in executor["volumes"]}
-        assert f"node-{number}-state" in kept
-        assert not any(f"-{number}-state" in v for v in supernode["volumes"])
 
 
 def test_containers_are_not_root_hold_nothing_and_are_started_again(table):
@@ -464,14 +430,8 @@ def test_containers_run_as_the_owner_and_never_as_root(tmp_path, monkeypatch):
         assert found["FEDREC_UID"] == found["FEDREC_GID"] == wanted
         assert found["FEDREC_DEPLOYMENT"] == f"'{made.path}'"
         assert bool(given) is (user == 0)
-    for file in (
-        "ca.crt",
-        "server/superlink.key",
-        "server/gateway.key",
-        "nodes/node-1/signing.key",
-        "nodes/node-1",
-    ):
-        assert given[made.path / file] == 10001
+    keys = ("server/superlink.key", "server/gateway.key", "nodes/node-1/signing.key")
+    assert {given[made.path / file] for file in ("ca.crt", "nodes/node-1", *keys)} == {10001}
     assert made.authority_key not in given and made.authority_key.parent not in given
 
 

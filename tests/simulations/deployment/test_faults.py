@@ -207,14 +207,13 @@ def malicious(federation, number, claims):
     """Start the node with that number as a malicious node; gives its two processes."""
     folder = federation.deployment.node(number)
     (port,) = free_ports(1)
-    config = (("partition-id", 7), ("numbers", False))
-    gateway, state = federation.deployment.gateway, folder / "state"
-    plan = ClientPlan(folder, gateway, folder / "data.csv", state, port=port, config=config)
+    settings = ["partition-id=7", "numbers=false"]
+    plan = ClientPlan(folder, federation.deployment.gateway, port=port, settings=settings)
     prepare(plan)
     supernode, executor = client_processes(plan)
     script = str(Path(__file__).with_name("malicious_node.py"))
     speaks = (
-        "import sys; from simulations.deployment.entry import supernode; supernode(sys.argv[1:])"
+        "import sys; from simulations.deployment.flower import supernode; supernode(sys.argv[1:])"
     )
     commands = (
         (supernode, (sys.executable, "-c", speaks, *supernode.command[1:])),

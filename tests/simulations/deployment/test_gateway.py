@@ -47,7 +47,8 @@ from simulations import flower_commands
 from simulations.deployment import flower, idle_polls, pki
 from simulations.deployment.idle_polls import BELIEVED, PULL, AnswerIdleNodes, EmptyQueues
 from simulations.deployment.pki import Authority, NodeKey, write_private
-from tests.simulations.deployment.federation import free_ports
+from simulations.deployment.processes import flags
+from tests.simulations.deployment.federation import free_ports, until
 
 # The gateway forwards nodes' calls and nothing else, over real TLS.
 
@@ -148,58 +149,58 @@ def upstream(certificates):
     server.shutdown()
 
 
-def python_gateway(folder, port, upstream):
-    files = [
-        "--certificate",
-        folder / "gateway.crt",
-        "--key",
-        folder / "gateway.key",
-        "--authority",
-        folder / "ca.crt",
-    ]
-    where = ["--host", "127.0.0.1", "--port", port, "--upstream", upstream]
-    files += ["--nodes", folder / "nodes"]
-    return [
-        sys.executable,
-        "-m",
-        "simulations.cli",
-        "deploy",
-        "gateway",
-        *map(str, [*where, *files]),
-    ]
+class Gateway:
+    """A gateway in a process of its own, with the time in seconds that it waits for the rest of a
+    request."""
 
+    def __init__(self, folder, upstream, patience=60.0):
+        (self.port,) = free_ports(1)
+        self.key = (folder / "node.key").read_bytes()
+        self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        certificate = {"certificate": folder / "gateway.crt", "key": folder / "gateway.key"}
+        where = {"host": "127.0.0.1", "port": self.port, "upstream": upstream, **certificate}
+        arguments = flags(**where, authority=folder / "ca.crt", nodes=folder / "nodes")
+        code = (
+            f"from simulations.deployment import gateway; gateway.PATIENCE = {patience};"
+            "import runpy; runpy.run_module('simulations.cli', run_name='__main__')"
+        )
+        command = [sys.executable, "-c", code, "deploy", "gateway", *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE)
 
-@pytest.fixture(scope="module")
-def gateway(certificates, upstream):
-    """Sends a request through a gateway with an unmodified path; returns the status and the
-    body."""
-    (port,) = free_ports(1)
-    command = python_gateway(certificates, port, upstream)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    def __enter__(self):
+        until(self.is_open, what="the gateway")
+        return self
 
-    def ask(method, path, body=b"", headers=None):
-        connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=10)
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(timeout=10)
+
+    def is_open(self):
+        with suppress(OSError):
+            return self("GET", "/health")[0] == 200
+
+    def __call__(self, method, path, body=b"", headers=None):
+        """Send a request with an unmodified path; returns the status and the body."""
+        connection = http.client.HTTPSConnection(
+            "localhost", self.port, context=self.context, timeout=10
+        )
         connection._validate_path = lambda _: None  # attackers send such paths
-        headers = signed((certificates / "node.key").read_bytes()) if headers is None else headers
+        headers = signed(self.key) if headers is None else headers
         connection.request(method, path, body, {"x-flwr-node": "me", **headers})
         answer = connection.getresponse()
         found = answer.status, answer.read()
         connection.close()
         return found
 
-    try:
-        for _ in range(150):
-            try:
-                assert ask("GET", "/health")[0] == 200
-                break
-            except OSError:
-                time.sleep(0.2)
-        ask.process, ask.port, ask.context = process, port, context
-        yield ask
-    finally:
-        process.terminate()
-        process.wait(timeout=10)
+    def connect(self):
+        plain = socket.create_connection(("localhost", self.port), timeout=10)
+        return self.context.wrap_socket(plain, server_hostname="localhost")
+
+
+@pytest.fixture(scope="module")
+def gateway(certificates, upstream):
+    with Gateway(certificates, upstream) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("path", PASS)
@@ -289,30 +290,8 @@ def post(gateway, size, headers):
 
 @pytest.fixture(scope="module")
 def impatient(certificates, upstream):
-    """Connects to a Python gateway that waits 1 s for the rest of a request."""
-    (port,) = free_ports(1)
-    arguments = python_gateway(certificates, port, upstream)[5:]
-    code = (
-        "import sys; from pathlib import Path; from simulations.deployment import gateway;"
-        "gateway.PATIENCE = 1.0; given = dict(zip(sys.argv[1::2], sys.argv[2::2]));"
-        "paths = {n: Path(given['--' + n]) for n in ('certificate', 'key', 'authority', 'nodes')};"
-        "gateway.serve(host='127.0.0.1', port=int(given['--port']),"
-        " upstream=given['--upstream'], **paths)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments])
-    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
-
-    def connect():
-        for _ in range(100):
-            with suppress(ConnectionError):
-                plain = socket.create_connection(("localhost", port), timeout=10)
-                return context.wrap_socket(plain, server_hostname="localhost")
-            time.sleep(0.2)
-        raise AssertionError("the gateway did not open")
-
-    yield connect
-    process.terminate()
-    process.wait(timeout=10)
+    with Gateway(certificates, upstream, patience=1.0) as opened:
+        yield opened.connect
 
 
 def head(certificates, length):
@@ -360,29 +339,9 @@ def test_a_slow_body_passes(impatient, certificates):
 
 @pytest.mark.slow
 def test_an_offline_superlink_gives_503_so_that_nodes_retry(certificates):
-    port, nobody = free_ports(2)
-    process = subprocess.Popen(
-        python_gateway(certificates, port, f"127.0.0.1:{nobody}"), stderr=subprocess.PIPE
-    )
-    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
-    try:
-        for _ in range(150):
-            try:
-                connection = http.client.HTTPSConnection(
-                    "localhost", port, context=context, timeout=10
-                )
-                connection.request(
-                    "POST", PASS[0], b"", signed((certificates / "node.key").read_bytes())
-                )
-                assert connection.getresponse().status == 503
-                break
-            except OSError:
-                time.sleep(0.2)
-        else:
-            raise AssertionError("the gateway did not open")
-    finally:
-        process.terminate()
-        process.wait(timeout=10)
+    (nobody,) = free_ports(1)
+    with Gateway(certificates, f"127.0.0.1:{nobody}") as opened:
+        assert opened("POST", PASS[0])[0] == 503
 
 
 NODE = 7

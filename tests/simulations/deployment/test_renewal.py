@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from base64 import b64encode
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,8 +31,14 @@ from fedrec.errors import EngineError, RunError
 from fedrec.runtime.process import Fork
 from simulations.cli import app
 from simulations.deployment import flower, gateway, operator, pki
-from simulations.deployment.client import plan_of, prepare
-from simulations.deployment.initialise import add_nodes, days_to_end, initialise, renew, revoke
+from simulations.deployment.client import ClientPlan, prepare
+from simulations.deployment.initialise import (
+    add_nodes,
+    days_of_certificates,
+    initialise,
+    renew,
+    revoke,
+)
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import (
     Authority,
@@ -70,13 +77,13 @@ def run(*arguments):
 def test_renewed_certificates_are_for_the_same_keys_names_and_use(ending, tmp_path):
     made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 1}, at="deployment"))
     ending.undo()
-    assert 9 < days_to_end(made) < 10
+    assert 9 < min(days_of_certificates(made).values()) < 10
     before = {
         name: x509.load_pem_x509_certificate((made.path / name).read_bytes()) for name in NAMES
     }
     done = run("renew", made.path)
     assert done.exit_code == 0 and str(made.node(1) / "signing.crt") in done.output
-    assert days_to_end(made) > 800
+    assert min(days_of_certificates(made).values()) > 800
     for name, old in before.items():
         new = x509.load_pem_x509_certificate((made.path / name).read_bytes())
         assert new.public_key() == old.public_key() and new.serial_number != old.serial_number
@@ -96,16 +103,15 @@ def test_certificates_are_renewed_by_their_own_authority_only(made, tmp_path):
 
 
 def test_the_certificate_between_a_nodes_processes_is_renewed_at_a_start(ending, made):
-    (made.node(1) / "data.csv").write_text("user,item\na,b\n")
-    plan = plan_of(made.node(1), made.gateway)
-    prepare(plan)
+    plan = ClientPlan(made.node(1), made.gateway)
+    prepare(plan, "supernode")
     ending.undo()
     file = plan.state / "meeting" / "node.crt"
     assert days_left(file.read_bytes()) < 10
-    prepare(plan)
+    prepare(plan, "supernode")
     assert days_left(file.read_bytes()) > 800
     kept = file.read_bytes()
-    prepare(plan)
+    prepare(plan, "supernode")
     assert file.read_bytes() == kept
 
 
@@ -141,7 +147,7 @@ def test_an_authority_that_has_ended_is_named_to_operator_and_client(ended, tmp_
     assert refused.value.fix == "create a new deployment"
     (made.node(1) / "data.csv").write_text("user,item\na,b\n")
     with pytest.raises(EngineError, match="has expired") as refused:
-        plan_of(made.node(1), made.gateway).check()
+        ClientPlan(made.node(1), made.gateway).check()
     assert "set the clock" in refused.value.text()
 
 
@@ -199,9 +205,8 @@ def test_registering_removes_revoked_nodes_from_the_superlink(made, monkeypatch)
     fake = SimpleNamespace(
         register=lambda key, name: calls.append(("register", key)) or 7,
         unregister=lambda key: calls.append(("unregister", key)),
-        close=lambda: None,
     )
-    monkeypatch.setattr(flower, "Control", lambda *_: fake)
+    monkeypatch.setattr(flower, "Control", lambda _: nullcontext(fake))
     operator.register_nodes(revoke(made, "node-2"))
     assert calls == [("register", keys[1]), ("register", keys[3]), ("unregister", keys[2])]
 
