@@ -80,10 +80,10 @@ def test_holm_by_hand():
 def test_seeds_are_tested_as_scipy_does():
     differences = np.array([0.02, 0.05, -0.01])
     found = seed_test(differences)
-    assert found.seed_p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
-    assert (found.common_seeds, found.seed_difference) == (3, pytest.approx(0.02))
-    assert np.isnan(seed_test(np.array([0.1])).seed_p)
-    assert np.isnan(seed_test(np.full(3, 0.1)).seed_p)
+    assert found["seed_p"] == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert (found["common_seeds"], found["seed_difference"]) == (3, pytest.approx(0.02))
+    assert np.isnan(seed_test(np.array([0.1]))["seed_p"])
+    assert np.isnan(seed_test(np.full(3, 0.1))["seed_p"])
 
 
 # Comparison tables: cells, marks, and missing values.
