@@ -292,7 +292,7 @@ def compare(
     nothing = dict.fromkeys(COLUMNS)
     cells = [nothing if stated is None else stated.cells() for stated in inputs.values()]
     named = pd.DataFrame(cells, list(inputs)).rename(columns=lambda name: name.replace("-", "_"))
-    table = means.join([tests, named]).rename_axis("system")
+    table = means.join([named, tests]).rename_axis("system")
     return Comparison(metric, lower, reference, inputs, table)
 
 
