@@ -14,27 +14,7 @@ from fedrec.errors import DataError, ExperimentError
 from fedrec.rng import stream, torch_stream
 from tests.fedrec.baselines.histories import fitted, histories_of
 
-# Any model trained in one place: against plain PyTorch, and on two groups of users; the loop by
-# hand.
-
-HALF = {"epochs": 30, "batch_size": 120, "learning_rate": 0.05}
-PERSONAL = {
-    "mf": ["user.*"],
-    "neumf": ["user.*"],
-    "ials": ["user.*"],
-    "pfedrec": ["score.*"],
-    "fedrap": ["item.personal", "score.*"],
-    "gpfedrec": ["user.*", "layer*", "item.own"],
-}
-
-
-@pytest.mark.parametrize("name", [*PERSONAL, "vae", "ae"])
-def test_every_kind_of_model_finds_each_users_own_half(name, taste):
-    private = {"private_parameters": PERSONAL[name]} if name in PERSONAL else {}
-    model = fitted("central", taste, model={"name": name}, **HALF, **private)
-    lower, upper = (half.mean(1) for half in model.scores(taste).split(10, dim=1))
-    found = torch.cat([lower[0::2] > upper[0::2], upper[1::2] > lower[1::2]])
-    assert found.float().mean() > 0.9
+# Any model trained in one place, against plain PyTorch; the loop by hand.
 
 
 def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
@@ -74,7 +54,7 @@ def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
 
 
 def test_new_users_are_folded_in_by_their_items(taste):
-    settings = {**HALF, "epochs": 60, "model": {"name": "mf"}}
+    settings = {"epochs": 60, "batch_size": 120, "learning_rate": 0.05, "model": {"name": "mf"}}
     made = fitted("central", taste.block(0, 30), **settings, unseen_users="fold-in")
     assert not made.transductive
     lower, upper = made.scores(taste.block(30, 40)).split(10, dim=1)
