@@ -296,7 +296,7 @@ def compare(
     return Comparison(metric, lower, reference, inputs, table)
 
 
-class _System(NamedTuple):
+class _Compared(NamedTuple):
     """Name of a system in tables; metric of each user, indexed by (seed, client), and its mean
     under each seed; whether its epsilon is finite in every run; and its inputs."""
 
@@ -307,7 +307,7 @@ class _System(NamedTuple):
     inputs: Inputs | None
 
 
-def _means(systems: Sequence[_System]) -> list[dict[str, Any]]:
+def _means(systems: Sequence[_Compared]) -> list[dict[str, Any]]:
     """Mean of each system, with its interval over users and its deviation over seeds."""
     users = [_means_by("client", system.users).dropna().to_numpy() for system in systems]
     return [
@@ -333,7 +333,7 @@ def _tests(differences: Sequence[pd.Series], lower: bool) -> list[dict[str, floa
     ]
 
 
-def _differences(system: _System, reference: _System) -> pd.Series:
+def _differences(system: _Compared, reference: _Compared) -> pd.Series:
     """Differences of each user under each seed, indexed by (seed, client)."""
     differences = pd.Series((system.users - reference.users).dropna())
     if differences.index.nunique() < 2:
@@ -351,7 +351,7 @@ def _means_by(level: str, values: pd.Series) -> pd.Series:
     return pd.Series(values.groupby(level=level).mean())
 
 
-def _systems(results: Sequence[Result], metric: str) -> dict[str, _System]:
+def _systems(results: Sequence[Result], metric: str) -> dict[str, _Compared]:
     values: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
     inputs: dict[str, Inputs | None] = {}
@@ -371,7 +371,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, _System]:
     if not values:
         raise _unknown("metric", metric, sorted({str(name) for r in results for name in r.users}))
     return {
-        name: _System(
+        name: _Compared(
             name,
             pd.concat(by_seed, names=_LEVELS),
             np.array([float(series.mean()) for series in by_seed.values()]),

@@ -126,6 +126,7 @@ def test_formats(result):
     found = compare([result("a_b", users=[0.5, 0.2], baselines={"popularity": [0.1, 0.4]})])
     heads, *rows = comparison_cells(found)
     assert all(len(row) == len(heads) for row in rows)
+    assert heads[1] == "private" and [row[1] for row in rows] == ["no", "no"]
     table = pd.read_csv(pd.io.common.StringIO(comparison_text(found, "csv")), index_col=0)
     assert table.loc["popularity", "difference"] == pytest.approx(-0.1)
     markdown = comparison_text(found, "markdown").splitlines()
