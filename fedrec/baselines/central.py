@@ -26,7 +26,7 @@ from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema, last_items
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.models.base import HistoryModel, Model, Parameters
+from fedrec.models.base import HistoryModel, Model
 from fedrec.models.neumf import NeumfConfig
 from fedrec.models.privrec import PrivRec
 from fedrec.models.sequential import SequenceModel
@@ -305,7 +305,11 @@ class Central(ExamplesBaseline):
         if isinstance(self.model, HistoryModel):
             return history_scores(self.model, self.shared, histories, self.device)
         rows = torch.from_numpy(self.rows(histories)).to(self.device)
-        return self.model.scores(self._parameters(rows), self._codes(histories.numbers))
+        shared = {
+            name: value.expand(len(rows), *value.shape[1:]) for name, value in self.shared.items()
+        }
+        parameters = shared | self._user_parameters(rows)
+        return self.model.scores(parameters, self._codes(histories.numbers))
 
     def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
         """Predictions `[n, B]` for items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
@@ -360,13 +364,6 @@ class Central(ExamplesBaseline):
         self.shared = {n: v[None].to(self.device) for n, v in drawn.items() if n not in private}
         row = torch.cat([value.flatten() for value in private.values()] or [torch.empty(0)])
         return row.repeat(self.fitted.num_users, 1).to(self.device)
-
-    def _parameters(self, rows: Tensor) -> Parameters:
-        """Parameters of the model `[n, ...]` for users with rows `[n, width]`."""
-        shared = {
-            name: value.expand(len(rows), *value.shape[1:]) for name, value in self.shared.items()
-        }
-        return shared | self._user_parameters(rows)
 
     def _user_parameters(self, rows: Tensor) -> dict[str, Tensor]:
         """Split users' rows `[n, width]` into their private parameters `[n, ...]`."""

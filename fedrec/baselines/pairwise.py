@@ -441,27 +441,24 @@ class Warp(UserRowsBaseline):
     def _parts(self, histories: Histories) -> tuple[Sparse, Sparse]:
         """Ids and feature codes that sum to the row of each user, `[users, ids + codes]`, and of
         each item, `[items, ids + codes]`."""
-        tables = histories.user_features, histories.item_features
-        rows = histories.users, np.arange(histories.num_items)
-        sides = [
-            (FeatureTable(0) if index is None or table is None else table, index)
-            for table, index in zip(tables, rows, strict=True)
-        ]
-        known = [name for table, _ in sides for name in table.names]
+        nothing = FeatureTable(0)
+        users = nothing if histories.users is None else histories.user_features or nothing
+        items = histories.item_features or nothing
+        known = [*users.names, *items.names]
         unknown = sorted(set(self.config.features) - set(known))
         if unknown:
             raise ExperimentError(
                 f"unknown side feature {unknown[0]!r}",
                 fix=f"correct `features`; known features: {', '.join(known) or 'none'}",
             )
-        parts = []
-        for (table, index), number in zip(sides, histories.csr().shape, strict=True):
-            columns: list[Sparse] = [sparse.eye_array(number).astype(np.float32)]
-            for name in self.config.features:
-                if name in table.names:
-                    columns.append(memberships(table[name]).astype(np.float32)[index])
-            parts.append(sparse.csr_array(sparse.hstack(columns)))
-        return parts[0], parts[1]
+
+        def parts(table: FeatureTable, rows: np.ndarray) -> Sparse:
+            named = [name for name in self.config.features if name in table.names]
+            codes = [memberships(table[name])[rows] for name in named]
+            columns: list[Sparse] = [sparse.eye_array(len(rows)), *codes]
+            return sparse.csr_array(sparse.hstack(columns), dtype=np.float32)
+
+        return parts(users, histories.numbers), parts(items, np.arange(histories.num_items))
 
 
 @njit

@@ -54,7 +54,8 @@ class HeldOutLists:
         block = self._block(scores, masks)
         if sums:
             block.popularity = torch.tensor(self._population.popularity)
-            block.liked = self._liked(clients)
+            liked = self._population.rows(clients, positive=True)
+            block.liked = torch.from_numpy(liked.mask())
         columns = self._metrics.of_block(block) | self._of_untrained_items(block)
         columns |= self._of_new_items(scores, masks)
         return Evaluated(clients, columns, self._metrics.sums(block) if sums else {})
@@ -116,10 +117,6 @@ class HeldOutLists:
             "weights": lists.weight,
         }
         return {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
-
-    def _liked(self, clients: np.ndarray) -> Tensor:
-        """`bool [clients, items]`: the known items that some clients like."""
-        return torch.from_numpy(self._population.rows(clients, positive=True).mask())
 
 
 def ranking_metrics(

@@ -285,31 +285,6 @@ def guarantee(
     return Guarantee(epsilon, protected * epsilon, odds, slot, profile, profile)
 
 
-def words(config: TargetedConfig) -> list[str]:
-    """Describe the guarantee, in sentences for the results of a run."""
-    texts = [
-        f"Perturbation on the device (coin-flip, {config.select} selection, budget"
-        f" {config.budget:g}) with nominal epsilon {config.epsilon:g} per protected interaction; it"
-        " adds up over a profile's interactions.",
-        "The true epsilon of the coin flip is epsilon + ln m for one protected interaction, with m"
-        " items that the client does not have, and infinite if a fake's rating is drawn too or, in"
-        " general, for a profile of two or more interactions. perturb.name = 'randomised-response'"
-        " has its true epsilon for each interaction, and leaves far fewer of them unchanged.",
-    ]
-    if config.budget > 0:
-        texts.append(
-            "The unprotected share of each profile is published unchanged: no epsilon covers a"
-            " whole profile."
-        )
-    if config.select == "stereotypical":
-        texts.append(
-            "Items' stereotypes come from the raw data and attributes of all clients, which no"
-            " epsilon covers."
-        )
-    texts.append("Random numbers come from the experiment's seed: a simulation, not a release.")
-    return texts
-
-
 # Perturbed profiles of all clients: the merged data sets of the poster "targeted DP" (equation 3).
 #
 # Every client is perturbed independently with its own random stream, as its device would do once
@@ -476,4 +451,26 @@ class Targeted(Perturbation):
 
     def words(self) -> list[str]:
         """Describe nominal and true epsilons, in sentences."""
-        return words(self.config)
+        config = self.config
+        texts = [
+            f"Perturbation on the device (coin-flip, {config.select} selection, budget"
+            f" {config.budget:g}) with nominal epsilon {config.epsilon:g} per protected"
+            " interaction; it adds up over a profile's interactions.",
+            "The true epsilon of the coin flip is epsilon + ln m for one protected interaction,"
+            " with m items that the client does not have, and infinite if a fake's rating is drawn"
+            " too or, in general, for a profile of two or more interactions. perturb.name ="
+            " 'randomised-response' has its true epsilon for each interaction, and leaves far fewer"
+            " of them unchanged.",
+        ]
+        if config.budget > 0:
+            texts.append(
+                "The unprotected share of each profile is published unchanged: no epsilon covers a"
+                " whole profile."
+            )
+        if config.select == "stereotypical":
+            texts.append(
+                "Items' stereotypes come from the raw data and attributes of all clients, which no"
+                " epsilon covers."
+            )
+        texts.append("Random numbers come from the experiment's seed: a simulation, not a release.")
+        return texts

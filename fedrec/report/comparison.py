@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,11 +54,11 @@ def bootstrap_intervals(
     for length in np.unique(lengths):
         indices = np.flatnonzero(lengths == length)
         table = np.stack([samples[index] for index in indices.tolist()], axis=1).astype(np.float64)
-        ends[indices] = np.quantile(_means(table, resamples), [0.025, 0.975], axis=0).T
+        ends[indices] = np.quantile(_resampled(table, resamples), [0.025, 0.975], axis=0).T
     return [(low, high) for low, high in ends.tolist()]
 
 
-def _means(table: np.ndarray, resamples: int) -> np.ndarray:
+def _resampled(table: np.ndarray, resamples: int) -> np.ndarray:
     """Means `[resamples, samples]` of resamples of the rows of `table [n, samples]`."""
     users = len(table)
     resamples = min(resamples, max(_FEWEST, _DRAWS // users))
@@ -112,32 +112,24 @@ class PairedTest:
     worse: int
 
 
-@dataclass(frozen=True)
-class SeedTest:
-    """Comparison of a system with a reference under the same seeds.
-
-    Attributes:
-        common_seeds: number of seeds under which both were tested.
-        seed_difference: mean over seeds of the mean difference over users.
-        seed_p: two-sided p-value of the paired t test over seeds, in [0, 1], with
-            `common_seeds` - 1 degrees of freedom; NaN with one seed, or where all seeds have the
-            same difference.
-    """
-
-    common_seeds: int
-    seed_difference: float
-    seed_p: float
-
-
-def seed_test(differences: np.ndarray) -> SeedTest:
+def seed_test(differences: np.ndarray) -> dict[str, float]:
     """Paired t test over seeds.
 
     Args:
         differences: system minus reference, mean over users by seed, `[seeds]`.
+
+    Returns:
+        `common_seeds`, the number of seeds; `seed_difference`, the mean difference; and `seed_p`,
+        the two-sided p-value, in [0, 1], with `common_seeds` - 1 degrees of freedom; NaN with one
+        seed, or where all seeds have the same difference.
     """
     varied = len(differences) > 1 and float(np.ptp(differences)) > 0
     p = _t_test(differences) if varied else math.nan
-    return SeedTest(len(differences), float(differences.mean()), p)
+    return {
+        "common_seeds": len(differences),
+        "seed_difference": float(differences.mean()),
+        "seed_p": p,
+    }
 
 
 def paired_tests(
@@ -228,25 +220,6 @@ _SAME = ("dataset", "split", "task", "positive-above")
 
 
 @dataclass(frozen=True, eq=False)
-class ComparedSystem:
-    """Results of a system over all its seeds.
-
-    Attributes:
-        label: name in tables.
-        by_seed: mean of the metric under each seed.
-        users: metric of each user, indexed by (seed, client).
-        private: whether the system has a finite epsilon in every run.
-        inputs: inputs in the first run that states them; None: not stated.
-    """
-
-    label: str
-    by_seed: Mapping[int, float]
-    users: pd.Series
-    private: bool
-    inputs: Inputs | None = None
-
-
-@dataclass(frozen=True, eq=False)
 class Comparison:
     """Comparison of all systems of runs with a reference system.
 
@@ -254,49 +227,18 @@ class Comparison:
         metric: the metric that is compared.
         lower_is_better: whether smaller values are better.
         reference: label of the system that the others are compared with.
-        systems: systems by label.
-        tests: tests over users, by label of each other system.
-        seed_tests: tests over seeds, by label.
+        inputs: inputs of each system in the first run that states them; None: not stated.
+        table: one row per system: `mean`, `mean_low`, `mean_high` (95% over users), `sd` over
+            seeds, `seeds`, `private` (a finite epsilon in every run), its inputs
+            (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but the reference the fields of
+            `PairedTest` and of `seed_test`, with `t_holm`, `wilcoxon_holm` and `seed_holm`.
     """
 
     metric: str
     lower_is_better: bool
     reference: str
-    systems: dict[str, ComparedSystem]
-    tests: dict[str, PairedTest]
-    seed_tests: dict[str, SeedTest]
-
-    def table(self) -> pd.DataFrame:
-        """Table with one row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds,
-        `seeds`, `private`, its inputs (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but
-        the reference the fields of `PairedTest` and of `SeedTest`, with `t_holm`, `wilcoxon_holm`
-        and `seed_holm`."""
-        compared = {
-            label: asdict(test) | asdict(self.seed_tests[label])
-            for label, test in self.tests.items()
-        }
-        for name in ("t", "wilcoxon", "seed"):
-            corrected = holm(np.array([row[f"{name}_p"] for row in compared.values()]))
-            for row, value in zip(compared.values(), corrected.tolist(), strict=True):
-                row[f"{name}_holm"] = value
-        rows = []
-        users = (_means_by("client", system.users) for system in self.systems.values())
-        intervals = bootstrap_intervals([values.dropna().to_numpy() for values in users])
-        for (label, system), (low, high) in zip(self.systems.items(), intervals, strict=True):
-            means = np.array(list(system.by_seed.values()))
-            row = {
-                "system": label,
-                "private": system.private,
-                "seeds": len(means),
-                "mean": float(means.mean()),
-                "sd": float(means.std(ddof=1)) if len(means) > 1 else np.nan,
-                "mean_low": low,
-                "mean_high": high,
-            }
-            inputs = dict.fromkeys(COLUMNS) if system.inputs is None else system.inputs.cells()
-            named = {name.replace("-", "_"): value for name, value in inputs.items()}
-            rows.append(row | compared.get(label, {}) | named)
-        return pd.DataFrame(rows).set_index("system")
+    inputs: dict[str, Inputs | None]
+    table: pd.DataFrame
 
 
 def compare(
@@ -317,6 +259,7 @@ def compare(
     tables = results[0].users, *results[0].baseline_users.values()
     columns = [str(name) for table in tables for name in table]
     metric = metric or main_metric(columns) or "hits@10"
+    lower = lower_is_better(metric, results[0].experiment.evaluation)
     systems = _systems(results, metric)
     reference = against or next(iter(systems))
     if reference not in systems:
@@ -328,7 +271,6 @@ def compare(
             got=reference,
             fix="name more runs, or add evaluation.baselines",
         )
-    others = [label for label in systems if label != reference]
     for system in systems.values():
         if system.users.isna().all():
             raise ExperimentError(
@@ -337,22 +279,61 @@ def compare(
                 got="none",
                 fix="choose another --metric, or hold out items that users have no other row of",
             )
-    differences = [_differences(systems[label], systems[reference]) for label in others]
-    lower = lower_is_better(metric, results[0].experiment.evaluation)
+    differences = {
+        label: _differences(system, systems[reference])
+        for label, system in systems.items()
+        if label != reference
+    }
+    tests = pd.DataFrame(_tests(list(differences.values()), lower), list(differences))
+    for name in ("t", "wilcoxon", "seed"):
+        tests[f"{name}_holm"] = holm(tests[f"{name}_p"].to_numpy())
+    means = pd.DataFrame(_means(list(systems.values())), list(systems))
+    inputs = {label: system.inputs for label, system in systems.items()}
+    nothing = dict.fromkeys(COLUMNS)
+    cells = [nothing if stated is None else stated.cells() for stated in inputs.values()]
+    named = pd.DataFrame(cells, list(inputs)).rename(columns=lambda name: name.replace("-", "_"))
+    table = means.join([named, tests]).rename_axis("system")
+    return Comparison(metric, lower, reference, inputs, table)
+
+
+class _Compared(NamedTuple):
+    """Name of a system in tables; metric of each user, indexed by (seed, client), and its mean
+    under each seed; whether its epsilon is finite in every run; and its inputs."""
+
+    label: str
+    users: pd.Series
+    by_seed: np.ndarray
+    private: bool
+    inputs: Inputs | None
+
+
+def _means(systems: Sequence[_Compared]) -> list[dict[str, Any]]:
+    """Mean of each system, with its interval over users and its deviation over seeds."""
+    users = [_means_by("client", system.users).dropna().to_numpy() for system in systems]
+    return [
+        {
+            "private": system.private,
+            "seeds": len(system.by_seed),
+            "mean": float(system.by_seed.mean()),
+            "sd": float(system.by_seed.std(ddof=1)) if len(system.by_seed) > 1 else np.nan,
+            "mean_low": low,
+            "mean_high": high,
+        }
+        for system, (low, high) in zip(systems, bootstrap_intervals(users), strict=True)
+    ]
+
+
+def _tests(differences: Sequence[pd.Series], lower: bool) -> list[dict[str, float]]:
+    """Tests over users, each once, and over seeds."""
     samples = [_means_by("client", values).dropna().to_numpy() for values in differences]
     over_users = paired_tests(samples, lower_is_better=lower)
-    over_seeds = [seed_test(_means_by("seed", values).to_numpy()) for values in differences]
-    return Comparison(
-        metric,
-        lower,
-        reference,
-        systems,
-        dict(zip(others, over_users, strict=True)),
-        dict(zip(others, over_seeds, strict=True)),
-    )
+    return [
+        asdict(test) | seed_test(_means_by("seed", values).to_numpy())
+        for test, values in zip(over_users, differences, strict=True)
+    ]
 
 
-def _differences(system: ComparedSystem, reference: ComparedSystem) -> pd.Series:
+def _differences(system: _Compared, reference: _Compared) -> pd.Series:
     """Differences of each user under each seed, indexed by (seed, client)."""
     differences = pd.Series((system.users - reference.users).dropna())
     if differences.index.nunique() < 2:
@@ -370,7 +351,7 @@ def _means_by(level: str, values: pd.Series) -> pd.Series:
     return pd.Series(values.groupby(level=level).mean())
 
 
-def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem]:
+def _systems(results: Sequence[Result], metric: str) -> dict[str, _Compared]:
     values: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
     inputs: dict[str, Inputs | None] = {}
@@ -390,10 +371,10 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem
     if not values:
         raise _unknown("metric", metric, sorted({str(name) for r in results for name in r.users}))
     return {
-        name: ComparedSystem(
+        name: _Compared(
             name,
-            {seed: float(series.mean()) for seed, series in by_seed.items()},
             pd.concat(by_seed, names=_LEVELS),
+            np.array([float(series.mean()) for series in by_seed.values()]),
             private[name],
             inputs[name],
         )

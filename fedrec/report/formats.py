@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import pandas as pd
 
 from fedrec.report.comparison import Comparison
@@ -37,9 +38,10 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
     """Header and rows as texts: the reference, then the other systems, best mean first. The test
     over seeds has a column where there are several seeds; so have client-rounds and the numbers of
     settings that were tried, where a system states them."""
-    table = comparison.table()
-    sign = 1 if comparison.lower_is_better else -1
-    others = sorted(comparison.tests, key=lambda label: sign * table.at[label, "mean"])
+    table = comparison.table.sort_values(
+        "mean", ascending=comparison.lower_is_better, kind="stable"
+    )
+    others = [label for label in table.index if label != comparison.reference]
     table = table.loc[[comparison.reference, *others]].reset_index()
     spread = " ± sd over seeds" if table["sd"].notna().any() else ""
     budgets = [title for title, column in BUDGETS.items() if table[column].notna().any()]
@@ -75,13 +77,13 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
 
 def comparison_notes(comparison: Comparison) -> list[str]:
     """Explanations to print below the table, one per line."""
-    users = max(test.users for test in comparison.tests.values())
+    users = int(np.nanmax(comparison.table["users"]))
     lines = [
         f"differences to {comparison.reference}, over {users} users; 95% bootstrap intervals over"
         " users; p-values corrected by Holm"
     ]
     if _several_seeds(comparison):
-        seeds = max(test.common_seeds for test in comparison.seed_tests.values())
+        seeds = int(np.nanmax(comparison.table["common_seeds"]))
         lines.append(
             "t and Wilcoxon are tests over users and hold for the seeds that were run; the test"
             f" over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) counts the mean"
@@ -91,19 +93,19 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             "a difference is the mean over users, each once however many seeds tested it, and can"
             " differ from that of the printed means, which are means of the seeds' means"
         )
-    inputs = inputs_line({label: system.inputs for label, system in comparison.systems.items()})
+    inputs = inputs_line(comparison.inputs)
     return [*lines, inputs] if inputs else lines
 
 
 def _several_seeds(comparison: Comparison) -> bool:
-    return any(test.common_seeds > 1 for test in comparison.seed_tests.values())
+    return bool((comparison.table["common_seeds"] > 1).any())
 
 
 def comparison_text(comparison: Comparison, form: Format) -> str:
     """Format a comparison as text: `csv` with all numbers in full, `markdown` and `latex` for
     people, with the notes as a list and as comments."""
     if form == "csv":
-        return csv_text(comparison.table().reset_index())
+        return csv_text(comparison.table.reset_index())
     heads, *rows = comparison_cells(comparison)
     notes = comparison_notes(comparison)
     if form == "markdown":

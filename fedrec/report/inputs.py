@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, fields
-from functools import partial
 from typing import Any
 
 from fedrec.components import registry
@@ -84,19 +83,20 @@ def system_inputs(result: Result) -> dict[str, Inputs | None]:
     unknown, because a component is not installed or the dataset does not name its features."""
     experiment = result.experiment
     settings = experiment.evaluation.baseline_settings()
-    labels = dict.fromkeys([*settings, *result.baselines])
-    systems = {marked(experiment): partial(_federated, result)} if experiment.federated else {}
-    for label in labels:
-        systems[label] = partial(_central, experiment, label, settings.get(label, {}))
-    inputs: dict[str, Inputs | None] = dict.fromkeys(systems)
-    try:
+    federated = [marked(experiment)] if experiment.federated else []
+    inputs: dict[str, Inputs | None] = dict.fromkeys([*federated, *settings, *result.baselines])
+    features = None
+    with suppress(ExperimentError):
         features = reader_of(experiment).stated_features()
-    except ExperimentError:
+    if features is None:
         return inputs
-    if features is not None:
-        for label, stated in systems.items():
-            with suppress(ExperimentError):
-                inputs[label] = stated(features)
+    for label in inputs:
+        with suppress(ExperimentError):
+            inputs[label] = (
+                _federated(result, features)
+                if label in federated
+                else _central(experiment, label, settings.get(label, {}), features)
+            )
     return inputs
 
 

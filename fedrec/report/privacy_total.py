@@ -44,13 +44,16 @@ class PrivacyTotal:
     lines: tuple[str, ...]
     why_none: str = ""
 
-    def without_epsilon(self, start: str) -> str:
-        """Reason for a missing or infinite epsilon, as a sentence with that start; else empty."""
+    def sentence(self, start: str, rest: str) -> str:
+        """Sentence on the total, with that start and rest, or on the reason for a missing or
+        infinite one; empty if nothing was charged."""
         if self.epsilon is None:
             return f"{start} have no total epsilon: {self.why_none}."
         if math.isinf(self.epsilon):
             return f"{start} have an infinite total epsilon, because a release had no noise."
-        return ""
+        if not self.epsilon:
+            return ""
+        return f"{start} cost epsilon {self.epsilon:.4g} at delta {self.delta:g} together{rest}"
 
 
 def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
@@ -98,12 +101,12 @@ def systems_together(run: RunFolder) -> list[str]:
         ]
     if systems < 2:
         return []
-    total = total_of([run], chosen=False)
     return [
-        total.without_epsilon(f"The {systems} private systems of this run")
-        or f"Together they cost epsilon {total.epsilon:.4g} at delta {total.delta:g}: the {systems}"
-        " private systems of this run learn from the same users, and this holds where all of"
-        " them, or their results, are published."
+        total_of([run], chosen=False).sentence(
+            f"The {systems} private systems of this run",
+            ": they learn from the same users, and this holds where all of them, or their results,"
+            " are published.",
+        )
     ]
 
 
@@ -111,29 +114,23 @@ def _shown(runs: Sequence[RunFolder]) -> str:
     total = total_of(runs, chosen=False)
     data = runs[0].experiment.dataset.name
     start = f"The {total.runs} private runs on {data} that are shown"
-    if without := total.without_epsilon(start):
-        return without
-    if not total.epsilon:
-        return (
-            f"{start} have no server releases to add up: the private steps are"
-            " done on the devices, and each user's epsilons add up over the runs."
-        )
-    return (
-        f"{start} cost epsilon {total.epsilon:.4g} at delta {total.delta:g} together (their ledgers"
-        " added up by the accountant): if you publish all of these runs, report this total instead"
-        " of the epsilon of a single run."
+    rest = (
+        " (their ledgers added up by the accountant): if you publish all of these runs, report this"
+        " total instead of the epsilon of a single run."
+    )
+    return total.sentence(start, rest) or (
+        f"{start} have no server releases to add up: the private steps are done on the devices, and"
+        " each user's epsilons add up over the runs."
     )
 
 
 def _lines(private: Sequence[RunFolder], total: PrivacyTotal, *, chosen: bool) -> Iterable[str]:
-    if without := total.without_epsilon(f"The {total.runs} private runs of this sweep"):
-        yield without
-    elif total.epsilon:
-        yield (
-            f"The {total.runs} private runs of this sweep cost epsilon {total.epsilon:.4g} at delta"
-            f" {total.delta:g} together, not only the epsilon of the selected run. A"
-            " simulation on public data may report the latter; a release may not."
-        )
+    rest = (
+        ", not only the epsilon of the selected run. A simulation on public data may report the"
+        " latter; a release may not."
+    )
+    if sentence := total.sentence(f"The {total.runs} private runs of this sweep", rest):
+        yield sentence
     local = [run for run in private if (run.path / "epsilons.csv").exists()]
     if local:
         yield (

@@ -90,7 +90,7 @@ def test_every_private_system_has_a_ledger_and_a_sentence(central, tmp_path):
     result = runner.run(central(), output=tmp_path / "run")
     assert [line.split(":")[0] for line in result.privacy[:-1]] == ["first", "second"]
     assert re.search(r"epsilon (8|7\.99\d*) at delta 1e-05", result.privacy[1])
-    assert "Together they cost epsilon" in result.privacy[-1]
+    assert "private systems of this run cost epsilon" in result.privacy[-1]
     for label, epsilon in (("first", 4.0), ("second", 8.0)):
         ledger = Ledger(tmp_path / "run" / "baselines" / label / "privacy.jsonl", "pld")
         assert [charge.event.phase for charge in ledger.charges] == ["counts", "gram"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -145,28 +145,23 @@ class PrivateBaseline(Baseline):
         return NoisyReleases(self.plans(users), source, self.charge, unfounded)
 
 
+@dataclass(eq=False)
 class NoisyReleases:
     """The noisy sums of one fit, in order.
 
-    Args:
+    Attributes:
         plans: plan of each kind of release, by name.
         source: source of noise.
         charge: see `PrivateBaseline.charge`.
         unfounded: `ReleaseKind.unfounded` by kind; missing kinds have a guarantee.
+        made: number of releases so far.
     """
 
-    def __init__(
-        self,
-        plans: Mapping[str, Plan],
-        source: NoiseSource,
-        charge: Charge | None,
-        unfounded: Mapping[str, str] | None = None,
-    ) -> None:
-        self.plans = plans
-        self.source = source
-        self._charge = charge
-        self._unfounded = unfounded or {}
-        self._number = 0
+    plans: Mapping[str, Plan]
+    source: NoiseSource
+    charge: Charge | None
+    unfounded: Mapping[str, str] = field(default_factory=dict)
+    made: int = 0
 
     def release(self, name: str, total: np.ndarray, clip_norm: float | None = None) -> np.ndarray:
         """Add noise to a sum of clipped contributions, `float32` in the shape of the sum; charged
@@ -180,11 +175,11 @@ class NoisyReleases:
                 data.
         """
         plan = self.plans[name] if clip_norm is None else self.plans[name].at_clip_norm(clip_norm)
-        self._number += 1
-        if self._charge is not None:
-            why = self._unfounded.get(name)
-            self._charge(self._number, NonPrivate(why, name) if why else plan.event(name))
-        noisy = plan.mechanism.add_noise({name: total}, plan.noise_scale, self.source, self._number)
+        self.made += 1
+        if self.charge is not None:
+            why = self.unfounded.get(name)
+            self.charge(self.made, NonPrivate(why, name) if why else plan.event(name))
+        noisy = plan.mechanism.add_noise({name: total}, plan.noise_scale, self.source, self.made)
         return noisy[name]
 
     def tensor(self, name: str, total: Tensor) -> Tensor:

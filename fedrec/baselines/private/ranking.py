@@ -297,25 +297,18 @@ class DpMf(PrivateBaseline):
     def _solved(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
         """Minimise the perturbed objective."""
         noisy = releases.symmetric("quadratic", users.T @ users)
-        linear = releases.tensor("linear", self.linear(liked, users))
+        linear = releases.tensor("linear", self._clipped_sum(liked, users, lambda rows, _: rows))
         values, vectors = torch.linalg.eigh(noisy)
         inverse = (vectors / (values.clamp(min=0) + self.config.regularisation)) @ vectors.T
         return linear @ inverse
 
     def _descended(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
-        """Take one Langevin step."""
-        noisy = releases.tensor("gradient", self.gradient(liked, users))
-        slope = noisy + 2 * self.config.regularisation * self._items
-        return self._items - self.config.learning_rate * slope
-
-    def linear(self, liked: Histories, users: Tensor) -> Tensor:
-        """Sum B of the users' clipped r_u x_u^T, `float64 [items, factors]`."""
-        return self._clipped_sum(liked, users, lambda rows, _: rows)
-
-    def gradient(self, liked: Histories, users: Tensor) -> Tensor:
-        """Sum of the users' gradients -2 (r_u - Y x_u) x_u^T in Y, each clipped,
-        `float64 [items, factors]`."""
-        return self._clipped_sum(liked, users, lambda rows, x: 2 * (x @ self._items.T - rows))
+        """Take one Langevin step along the users' gradients -2 (r_u - Y x_u) x_u^T in Y."""
+        items = self._items
+        total = self._clipped_sum(liked, users, lambda rows, x: 2 * (x @ items.T - rows))
+        noisy = releases.tensor("gradient", total)
+        slope = noisy + 2 * self.config.regularisation * items
+        return items - self.config.learning_rate * slope
 
     def _clipped_sum(
         self, liked: Histories, users: Tensor, left: Callable[[Tensor, Tensor], Tensor]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Histories for the baselines' tests."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,40 +8,19 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-
-
-def _drawn(num_users: int, num_items: int, most: int, seed: int = 0) -> Histories:
-    """Random histories of 1 to `most` distinct items, skewed to the first ones; users are numbered
-    from 100 down."""
-    random = np.random.default_rng(seed)
-    chances = 1 / np.arange(3, num_items + 3)
-    lists = [
-        random.choice(
-            num_items, random.integers(1, most + 1), replace=False, p=chances / chances.sum()
-        )
-        for _ in range(num_users)
-    ]
-    offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
-    users = 100 + np.arange(num_users)[::-1]
-    return Histories(num_items, offsets, np.concatenate(lists).astype(np.int64), users)
-
-
-@pytest.fixture(scope="session")
-def drawn() -> Callable[..., Histories]:
-    """See `_drawn`."""
-    return _drawn
+from tests.fedrec.baselines.histories import drawn_histories
 
 
 @pytest.fixture(scope="session")
 def liked() -> Histories:
     """Eighty users and fifty items."""
-    return _drawn(80, 50, 12)
+    return drawn_histories(80, 50, 12)
 
 
 @pytest.fixture(scope="session")
 def others() -> Histories:
     """Nine users without ids, of the same fifty items."""
-    found = _drawn(9, 50, 12, seed=1)
+    found = drawn_histories(9, 50, 12, seed=1)
     return Histories(found.num_items, found.offsets, found.items)
 
 

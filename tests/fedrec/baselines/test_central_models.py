@@ -7,50 +7,14 @@ import torch
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.central import (
-    Central,
-    CentralConfig,
-    CentralMf,
-    CentralNeumf,
-    CentralVae,
-    CentralVaeConfig,
-    Gmf,
-    Mlp,
-)
-from fedrec.baselines.pairwise import Graph, Lightgcn, LightgcnConfig
+from fedrec.baselines.pairwise import Graph
 from fedrec.baselines.training import TrainingConfig, Triples, train
 from fedrec.data.client_data import nth_outside
 from fedrec.errors import DataError, ExperimentError
 from fedrec.rng import stream, torch_stream
+from tests.fedrec.baselines.histories import fitted, histories_of
 
-# Any model trained in one place: against plain PyTorch, and on two groups of users; the loop by
-# hand.
-
-HALF = {"epochs": 30, "batch-size": 120, "learning-rate": 0.05}
-PERSONAL = {
-    "mf": ["user.*"],
-    "neumf": ["user.*"],
-    "ials": ["user.*"],
-    "pfedrec": ["score.*"],
-    "fedrap": ["item.personal", "score.*"],
-    "gpfedrec": ["user.*", "layer*", "item.own"],
-}
-
-
-def fitted(histories, model, **settings):
-    options = {key.replace("_", "-"): value for key, value in settings.items()}
-    made = Central(CentralConfig.parse({"model": model, **options}))
-    made.fit(histories)
-    return made
-
-
-@pytest.mark.parametrize("name", [*PERSONAL, "vae", "ae"])
-def test_every_kind_of_model_finds_each_users_own_half(name, taste):
-    private = {"private-parameters": PERSONAL[name]} if name in PERSONAL else {}
-    scores = fitted(taste, {"name": name}, **HALF, **private).scores(taste)
-    own = scores[0::2, :10].mean(1), scores[1::2, 10:].mean(1)
-    other = scores[0::2, 10:].mean(1), scores[1::2, :10].mean(1)
-    assert (torch.cat(own) > torch.cat(other)).float().mean() > 0.9
+# Any model trained in one place, against plain PyTorch; the loop by hand.
 
 
 def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
@@ -58,7 +22,7 @@ def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
     logit p_u . q_i + b_u + b_i + b."""
     monkeypatch.setattr("fedrec.baselines.training.NEGATIVES", 1)
     steps = {"epochs": 1, "batch_size": 10_000, "learning_rate": 0.5, "regularisation": 0.1}
-    made = fitted(taste, {"name": "mf", "factors": 3}, **steps)
+    made = fitted("central", taste, model={"name": "mf", "factors": 3}, **steps)
     drawn = made.model.initial(torch_stream(0, "baseline-central"))
     values = {name: value.clone() for name, value in drawn.items()}
     for name in ("user.factors", "user.bias"):
@@ -90,10 +54,9 @@ def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
 
 
 def test_new_users_are_folded_in_by_their_items(taste):
-    made = fitted(
-        taste.block(0, 30), {"name": "mf"}, **{**HALF, "epochs": 60}, unseen_users="fold-in"
-    )
-    assert not made.transductive and fitted(taste, {"name": "mf"}, epochs=1).transductive
+    settings = {"epochs": 60, "batch_size": 120, "learning_rate": 0.05, "model": {"name": "mf"}}
+    made = fitted("central", taste.block(0, 30), **settings, unseen_users="fold-in")
+    assert not made.transductive
     lower, upper = made.scores(taste.block(30, 40)).split(10, dim=1)
     assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
     assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
@@ -105,9 +68,7 @@ def test_the_learning_rate_falls_to_its_last_value():
     """Steps of Adam on x: the gradient is 1, and so is the length of a step over its rate."""
     point = torch.zeros(1).requires_grad_()
     config = TrainingConfig(epochs=5, learning_rate=1.0, final_rate=0.2)
-    values = train(
-        [point], config, lambda _: [None], lambda _: point.sum().backward(), steps=1
-    )  # fmt: skip
+    values = train([point], config, lambda _: [None], lambda _: point.sum().backward(), steps=1)
     torch.testing.assert_close(values[0], -torch.tensor([1.0 + 0.8 + 0.6 + 0.4 + 0.2]))
 
 
@@ -133,9 +94,8 @@ def test_the_moving_average_of_numbers():
     ],
 )
 def test_models_that_are_refused(model, words, taste):
-    with pytest.raises(ExperimentError) as refused:
-        fitted(taste, model)
-    assert words in str(refused.value)
+    with pytest.raises(ExperimentError, match=words):
+        fitted("central", taste, model=model)
 
 
 # The centralised autoencoders on two groups of users.
@@ -143,9 +103,8 @@ def test_models_that_are_refused(model, words, taste):
 
 def test_users_without_items_neither_train_nor_fail(taste):
     longer = Histories(20, np.append(taste.offsets, taste.offsets[-1]), taste.items, np.arange(41))
-    models = [CentralVae(CentralVaeConfig(hidden=8, latent=2, epochs=5)) for _ in range(2)]
-    for model, histories in zip(models, (taste, longer), strict=True):
-        model.fit(histories)
+    small = {"hidden": 8, "latent": 2, "epochs": 5}
+    models = [fitted("vae", histories, **small) for histories in (taste, longer)]
     assert torch.equal(models[0].scores(taste), models[1].scores(taste))
     assert models[1].scores(longer).isfinite().all()
 
@@ -158,32 +117,23 @@ def dense(liked, layers):
     """P of the module's head, `[users + items, users + items]`."""
     table = liked.matrix().double()
     users, items = table.shape
-    both = torch.cat(
-        [
-            torch.cat([torch.zeros(users, users), table], 1),
-            torch.cat([table.T, torch.zeros(items, items)], 1),
-        ]
-    )
+    both = torch.zeros(users + items, users + items, dtype=torch.float64)
+    both[:users, users:] = table
+    both[users:, :users] = table.T
     scale = both.sum(1).clamp(min=1).rsqrt()
     step = scale[:, None] * both * scale
     return sum(torch.linalg.matrix_power(step, power) for power in range(layers + 1)) / (layers + 1)
 
 
-def fitted_graph(histories, **settings):
-    model = Lightgcn(
-        LightgcnConfig(**{"factors": 8, "learning_rate": 0.02, "batch_size": 256, **settings})
-    )
-    model.fit(histories)
-    return model
+SMALL = {"factors": 8, "learning_rate": 0.02, "batch_size": 256, "epochs": 1}
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_propagation_is_the_dense_formula(layers, liked):
     rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
     expected = dense(liked, layers) @ rows.double()
-    torch.testing.assert_close(
-        Graph(liked.csr()).average(rows, layers).double(), expected, atol=1e-6, rtol=0
-    )
+    found = Graph(liked.csr()).average(rows, layers).double()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 def test_propagation_is_that_of_pytorch_geometric(liked):
@@ -209,10 +159,9 @@ def test_rows_of_half_the_size_differ_by_their_rounding(liked):
 
 
 def test_the_gradient_is_that_of_automatic_differentiation(liked):
-    model, operator = fitted_graph(liked, epochs=1, layers=2, decay=0.3), dense(liked, 2)
-    first = torch.randn(
-        130, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    ).requires_grad_()
+    model, operator = fitted("lightgcn", liked, **SMALL, layers=2, decay=0.3), dense(liked, 2)
+    generator = torch.Generator().manual_seed(1)
+    first = torch.randn(130, 8, dtype=torch.float64, generator=generator).requires_grad_()
     rows = torch.stack([torch.randint(0, 80, (40,)), *torch.randint(80, 130, (2, 40))])
     own, good, other = (operator @ first)[rows]
     loss = (
@@ -227,7 +176,7 @@ def test_the_gradient_is_that_of_automatic_differentiation(liked):
 def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
     """A row of zeros, then of each layer the sum over its items by the roots of both degrees; the
     mean of all."""
-    model = fitted_graph(liked, epochs=1, layers=layers)
+    model = fitted("lightgcn", liked, **SMALL, layers=layers)
     first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
     model._settle(first)
     table, known = others.matrix().double(), liked.matrix().double()
@@ -243,61 +192,33 @@ def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
     )
 
 
-class TestTriples:
-    @pytest.mark.parametrize("draw", ["users", "pairs"])
-    def test_an_epoch_has_as_many_triples_as_pairs(self, draw, liked):
-        own, good, other = (
-            np.concatenate(part)
-            for part in zip(
-                *Triples(liked.csr(), draw, np.random.default_rng(0)).epoch(64), strict=True
-            )
-        )
-        table = liked.matrix().numpy()
-        assert (
-            len(own) == len(liked.items) and table[own, good].all() and not table[own, other].any()
-        )
-        if draw == "pairs":
-            assert len(np.unique(own * 50 + good)) == len(own)
+def epoch(liked, draw):
+    """Users, liked items and others of an epoch's triples."""
+    batches = Triples(liked.csr(), draw, np.random.default_rng(0)).epoch(64)
+    return map(np.concatenate, zip(*batches, strict=True))
 
-    def test_who_has_nothing_or_everything_is_never_drawn(self):
-        histories = Histories(3, np.array([0, 0, 3, 4]), np.array([0, 1, 2, 1]))
-        for draw in ("users", "pairs"):
-            own = np.concatenate(
-                [
-                    users
-                    for users, _, _ in Triples(
-                        histories.csr(), draw, np.random.default_rng(0)
-                    ).epoch(9)
-                ]
-            )
-            assert set(own.tolist()) == {2}
 
-    def test_there_is_nothing_to_rank(self):
-        with pytest.raises(DataError, match="liked and other items"):
-            Triples(
-                Histories(2, np.array([0, 2]), np.array([0, 1])).csr(),
-                "users",
-                np.random.default_rng(0),
-            )
+@pytest.mark.parametrize("draw", ["users", "pairs"])
+def test_an_epoch_has_as_many_triples_as_pairs(draw, liked):
+    """Of users with an item and without another; who has nothing or everything is never drawn."""
+    own, good, other = epoch(liked, draw)
+    table = liked.matrix().numpy()
+    assert len(own) == len(liked.items) and table[own, good].all() and not table[own, other].any()
+    if draw == "pairs":
+        assert len(np.unique(own * 50 + good)) == len(own)
+    own, _, _ = epoch(histories_of([[], [0, 1, 2], [1]], 3), draw)
+    assert set(own.tolist()) == {2}
+    with pytest.raises(DataError, match="liked and other items"):
+        epoch(histories_of([[0, 1]], 2), draw)
 
 
 # NeuMF and its parts against `cornac`, in limiting cases, and for folded-in users.
 
-ALL = [Gmf, CentralMf, Mlp, CentralNeumf]
 
-
-def fitted_neumf(baseline, histories, **settings):
-    model = baseline(
-        baseline.Config.parse({key.replace("_", "-"): value for key, value in settings.items()})
-    )
-    model.fit(histories)
-    return model
-
-
-@pytest.mark.parametrize("baseline", ALL)
-def test_scores_are_the_logits_of_every_pair(baseline, liked):
+@pytest.mark.parametrize("name", ["gmf", "mf", "mlp", "neumf"])
+def test_scores_are_the_logits_of_every_pair(name, liked):
     """The catalogue is scored in another order than single pairs."""
-    model = fitted_neumf(baseline, liked, epochs=2, learning_rate=0.01)
+    model = fitted(name, liked, epochs=2, learning_rate=0.01)
     with torch.no_grad():
         every = torch.arange(50).expand(80, -1)
         pairs = model.logits(torch.from_numpy(model.user_rows), every, liked.numbers)
@@ -307,7 +228,7 @@ def test_scores_are_the_logits_of_every_pair(baseline, liked):
 def test_logits_by_hand(taste):
     """The formula in the module's head, one pair at a time, with the tower's first layer on the
     joined rows."""
-    model = fitted_neumf(CentralNeumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
+    model = fitted("neumf", taste, factors=3, tower=(6, 5, 4), epochs=1)
     values = {name: value.numpy() for name, value in model.shared.items()}
     p, q = model.user_rows[7], values["items"][11]
     hidden = np.concatenate([p[3:], q[3:]])
@@ -318,7 +239,7 @@ def test_logits_by_hand(taste):
 
 
 def test_a_batchs_loss_is_cross_entropy(taste):
-    model = fitted_neumf(CentralNeumf, taste, epochs=1, regularisation=0.3)
+    model = fitted("neumf", taste, epochs=1, regularisation=0.3)
     rows, items = torch.from_numpy(model.user_rows[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
     their = model.shared["items"][items]
     logits = model.logits(rows, items, np.arange(2))
@@ -330,11 +251,9 @@ def test_a_batchs_loss_is_cross_entropy(taste):
 
 
 def test_users_without_items_get_the_mean_row(taste):
-    model = fitted_neumf(CentralNeumf, taste)
-    nobody = Histories(20, np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    np.testing.assert_allclose(
-        model.folded_in(nobody), np.tile(model.user_rows.mean(0), (2, 1)), rtol=1e-6
-    )
+    model = fitted("neumf", taste)
+    expected = np.tile(model.user_rows.mean(0), (2, 1))
+    np.testing.assert_allclose(model.folded_in(histories_of([[], []], 20)), expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -355,7 +274,7 @@ def test_it_ranks_as_well_as_cornac(name, tower, planted):
     same |= {"tower": list(tower)} if tower else {}
     ours, theirs = [], []
     for seed in range(5):
-        model = fitted_neumf(CentralNeumf if tower else Gmf, known, **same, seed=seed)
+        model = fitted("neumf" if tower else "gmf", known, **same, seed=seed)
         ours.append(planted.recall(model.scores(known)))
         reference = getattr(models, name)(num_factors=8, **steps, backend="pytorch", seed=seed)
         reference.fit(data)

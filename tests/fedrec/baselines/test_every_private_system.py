@@ -2,7 +2,7 @@
 """What holds for every private system, and those that predict ratings."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,38 +12,24 @@ import pytest
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.private.base import PrivateBaseline
-from fedrec.baselines.private.pnbm import (
-    DppsPnbm,
-    DppsPnbmConfig,
-    DpsgdPnbm,
-    DpsgdPnbmConfig,
-    error_bound,
-    inclusion,
-    sensitivity,
-)
-from fedrec.baselines.private.ratings import (
-    DpItemMean,
-    DpItemMeanConfig,
-    DppsMf,
-    DppsMfConfig,
-    DpsgdMf,
-    DpsgdMfConfig,
-)
+from fedrec.baselines.neighbours import profiles_of
+from fedrec.baselines.private.pnbm import error_bound, inclusion, sensitivity
+from fedrec.baselines.private.ratings import DpItemMean, DpItemMeanConfig
 from fedrec.components import registry
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.neighbourhood.similarity import Profiles, item_means
+from fedrec.neighbourhood.learned import Bounds, Examples
+from fedrec.neighbourhood.similarity import item_means
 from fedrec.perturb.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
 from fedrec.privacy.accounting.events import NonPrivate
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.rng import Reproducible
 from tests.captured_noise import Captured, captured, sensitivities
-from tests.fedrec.baselines.histories import spent
+from tests.fedrec.baselines.histories import histories_of, made, spent
 
 USERS, ITEMS, CHOSEN = 14, 16, 6
 SMALL = {"items": CHOSEN, "count-clip": 0.5}
@@ -97,18 +83,13 @@ def users(seed: int) -> list[list[int]]:
     ]
 
 
-def ragged(lists: Iterable[list[int]]) -> Histories:
-    lists = list(lists)
-    items = np.array([item for own in lists for item in own], dtype=np.int64)
-    return Histories(ITEMS, np.cumsum([0, *map(len, lists)]), items)
-
-
 def histories(lists: Sequence[list[int]]) -> Histories:
     """Users who like these items and rated the next ones low."""
     kinds = Feature.single("kind", ["abc"[item % 3] for item in range(ITEMS)])
     others = [sorted({(item + 1) % ITEMS for item in own} - set(own)) for own in lists]
     features = FeatureTable(ITEMS, (kinds,))
-    return replace(ragged(lists), item_features=features, low_rated=ragged(others))
+    low_rated = histories_of(others, ITEMS)
+    return replace(histories_of(lists, ITEMS), item_features=features, low_rated=low_rated)
 
 
 PROBES = [LOW, ONE, [0, 5, ITEMS - 1]]
@@ -118,8 +99,7 @@ def ranking(name: str, options: dict[str, Any], **more: Any) -> Fit:
     """Fits a system that ranks; the outcome is the scores of users outside the data."""
 
     def fit(lists, held=None):
-        cls = registry.resolve(registry.BASELINE, name)
-        system, charged = cls(cls.Config.parse({**options, **more, "seed": 3})), []
+        system, charged = made(name, **options, **more, seed=3), []
         system.charge = lambda number, event: charged.append(event)
         with captured(held) as seen:
             system.fit(histories(lists))
@@ -138,8 +118,7 @@ def item_means_of_every_private_system(**_: Any) -> Fit:
         return Ratings(len(lists), ITEMS, places, items, values)
 
     def fit(lists, held=None):
-        cls = registry.resolve(registry.BASELINE, "dp-item-mean")
-        system = cls(cls.Config.parse({"clip-norm": 0.5}))
+        system = made("dp-item-mean", clip_norm=0.5)
         with captured(held) as seen:
             system.fit_ratings(ratings(lists))
         known, asked = ratings(PROBES), np.arange(ITEMS)
@@ -228,28 +207,6 @@ def test_what_follows_a_release_depends_on_nothing_else(name, adjacency):
         np.testing.assert_array_equal(after.outcome, before.outcome)
 
 
-CONTRIBUTIONS = {
-    "dp-popularity": {"counts"},
-    "dp-gram": {"counts", "gram"},
-    "dp-fold-in": {"counts", "gram"},
-    "dp-als": {"counts", "start", "gram", "matrices"},
-    "dpmf": {"quadratic"},
-    "dpae": set(),
-    "dp-svd": set(),
-}
-"""The releases of contributions without signs; all others cost 2 S under replace-one."""
-
-
-@pytest.mark.parametrize("name", RANKING)
-def test_the_releases_without_signs_are_these(name):
-    system, options = RANKING[name]
-    cls = registry.resolve(registry.BASELINE, system)
-    made = cls(cls.Config.parse(options))
-    assert isinstance(made, PrivateBaseline)
-    parts = {part.name for part in made.parts() if part.contributions == "non-negative"}
-    assert parts == CONTRIBUTIONS[system] & {part.name for part in made.parts()}
-
-
 ORDER = {
     "popularity": ["counts"],
     "gram, puresvd": ["counts", "gram"],
@@ -259,12 +216,21 @@ ORDER = {
     "mf, posterior": ["gradient"] * 2,
     "svd": ["gradients"] * 3,
 }
+SIGNED = {"vectors", "linear", "gradient", "gradients"}
+"""The releases of contributions with signs, which cost 2 S under replace-one."""
 
 
-def made(name: str, **more: Any) -> PrivateBaseline:
-    system, options = RANKING[name]
-    cls = registry.resolve(registry.BASELINE, system)
-    return cls(cls.Config.parse({**options, **more}))
+def system_of(name: str, **more: Any) -> Any:
+    baseline, options = RANKING[name]
+    return made(baseline, **options, **more)
+
+
+@pytest.mark.parametrize("name", RANKING)
+def test_the_releases_with_signs_are_these(name):
+    parts = system_of(name).parts()
+    assert {p.name for p in parts if p.contributions == "signed"} == SIGNED & {
+        p.name for p in parts
+    }
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
@@ -272,7 +238,7 @@ def made(name: str, **more: Any) -> PrivateBaseline:
 def test_all_releases_together_cost_epsilon(name, adjacency):
     """Gaussian parameters mu = sensitivity / sigma add in squares, over kinds and steps; delta is
     that of one release of their sum. The cost of cohorts has tests of its own."""
-    system = made(name, epsilon=3.0, adjacency=adjacency)
+    system = system_of(name, epsilon=3.0, adjacency=adjacency)
     plans, costs = system.plans(1000), {}
     for part in system.parts():
         factor = 2.0 if part.contributions == "signed" else math.sqrt(2)
@@ -293,7 +259,7 @@ def test_each_release_is_charged_before_its_noise_is_drawn_and_scoring_charges_n
     name, monkeypatch
 ):
     told = []
-    system = made(name)
+    system = system_of(name)
     system.charge = lambda number, event: told.append((number, event.phase))
     draw = Reproducible.gaussian
     monkeypatch.setattr(
@@ -308,7 +274,7 @@ def test_each_release_is_charged_before_its_noise_is_drawn_and_scoring_charges_n
 @pytest.mark.parametrize("name", ORDER)
 def test_without_noise_epsilon_is_infinite_and_every_charge_says_so(name):
     told = []
-    system = made(name, noise=False)
+    system = system_of(name, noise=False)
     system.charge = lambda number, event: told.append(event)
     system.fit(histories(users(0)))
     assert len(told) == len(ORDER[name])
@@ -319,7 +285,7 @@ def test_without_noise_epsilon_is_infinite_and_every_charge_says_so(name):
 @pytest.mark.parametrize("name", ORDER)
 def test_noise_follows_the_seed(name):
     def scores(**options):
-        system = made(name, **options)
+        system = system_of(name, **options)
         system.fit(histories(users(0)))
         return system.scores(histories(PROBES)).numpy().copy()
 
@@ -334,14 +300,14 @@ def test_noise_follows_the_seed(name):
 @pytest.fixture(scope="module")
 def ratings():
     random = np.random.default_rng(0)
-    rows = np.array(
-        [
-            (u, i)
-            for u in range(40)
-            for i in random.choice(60, random.integers(8, 50), replace=False)
-        ]
-    )
-    return Ratings(40, 60, rows[:, 0], rows[:, 1], random.integers(1, 6, len(rows)).astype(float))
+    lists = [random.choice(60, random.integers(8, 50), replace=False) for _ in range(40)]
+    users, items = np.repeat(np.arange(40), [len(own) for own in lists]), np.concatenate(lists)
+    return Ratings(40, 60, users, items, random.integers(1, 6, len(items)).astype(float))
+
+
+@pytest.fixture(scope="module")
+def profiles(ratings):
+    return profiles_of(ratings)
 
 
 def test_bounds_of_algorithm_one():
@@ -352,8 +318,8 @@ def test_bounds_of_algorithm_one():
 
 def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
     """The noise of one step, off the diagonal: mean 0 and mean magnitude b."""
-    one = {"iterations": 1, "start": "constant", "learning_rate": 0.4, "minimum_ratings": 9}
-    systems = [DpsgdPnbm(DpsgdPnbmConfig(epsilon=epsilon, **one)) for epsilon in (2.0, None)]
+    step = {"iterations": 1, "start": "constant", "learning_rate": 0.4, "minimum_ratings": 9}
+    systems = [made("dpsgd-pnbm", epsilon=epsilon, **step) for epsilon in (2.0, None)]
     for system in systems:
         system.fit_ratings(ratings)
     noise = systems[0].similarity - systems[1].similarity
@@ -366,69 +332,57 @@ def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
 
 
 def test_what_algorithm_one_states():
-    found = DpsgdPnbm(DpsgdPnbmConfig(epsilon=1.0, iterations=10, sample=0.01)).stated()
-    assert found is not None and found.nominal == 1 and found.exact == pytest.approx(54, rel=0.01)
+    found = made("dpsgd-pnbm", epsilon=1.0, iterations=10, sample=0.01).stated()
+    assert found.nominal == 1 and found.exact == pytest.approx(54, rel=0.01)
     assert any("n (n - 1)" in line for line in found.caveats)
-    started = DpsgdPnbm(DpsgdPnbmConfig(start="pearson")).stated()
-    assert started is not None
-    assert math.isinf(started.exact)
-    assert "start from the ratings" in started.caveats[0]
-    assert DpsgdPnbm(DpsgdPnbmConfig(epsilon=None)).stated() is None
+    started = made("dpsgd-pnbm", start="pearson").stated()
+    assert math.isinf(started.exact) and "start from the ratings" in started.caveats[0]
+    assert made("dpsgd-pnbm", epsilon=None).stated() is None
 
 
 def test_too_few_ratings_are_refused(ratings):
     with pytest.raises(ExperimentError, match="no user has enough ratings"):
-        DpsgdPnbm(DpsgdPnbmConfig(minimum_ratings=1000)).fit_ratings(ratings)
+        made("dpsgd-pnbm", minimum_ratings=1000).fit_ratings(ratings)
 
 
 @pytest.mark.parametrize(("settings", "exact"), [({}, 5 / 0.09), ({"temperature": 1.0}, 5.0)])
 def test_what_a_posterior_sample_states(settings, exact):
     """Scaled by epsilon / 4B an exact sample is epsilon / 4-DP; the temperature divides."""
-    found = DppsPnbm(DppsPnbmConfig(epsilon=20.0, **settings)).stated()
-    assert found is not None and found.nominal == 20 and found.exact == pytest.approx(exact)
+    found = made("dpps-pnbm", epsilon=20.0, **settings).stated()
+    assert found.nominal == 20 and found.exact == pytest.approx(exact)
 
 
-def profiles_of(ratings):
-    return Profiles.of(
-        ratings.num_users, ratings.num_items, ratings.users, ratings.items, ratings.values
-    )
-
-
-def test_batches_estimate_the_gradient_without_bias(ratings):
+@pytest.mark.parametrize("name", ["dpps-pnbm", "dpps-mf"])
+def test_batches_estimate_the_gradient_without_bias(profiles, name):
     """Mean over many batches against a batch of everything, for similarities and for factors."""
-    profiles, random = profiles_of(ratings), np.random.default_rng(1)
-    point = {DppsPnbm: random.random((60, 60)), DppsMf: random.normal(size=(100, 3))}
-    configs = {
-        DppsPnbm: DppsPnbmConfig(batch=2000, epsilon=None),
-        DppsMf: DppsMfConfig(batch=2000, factors=3, epsilon=None),
-    }
-    for cls, start in point.items():
-        estimate = cls(configs[cls]).gradient(profiles)
-        draws = np.array([estimate(start, random) for _ in range(150)])
-        half = draws[:75].mean(0) - draws[75:].mean(0)
-        if cls is DppsPnbm:
-            from fedrec.neighbourhood.learned import Bounds, Examples
-
-            examples = Examples(profiles, item_means(profiles))
-            exact, _ = examples.gradient(start, np.arange(len(examples)), Bounds(low=1.0, high=5.0))
-            exact = exact + 0.02 / inclusion(profiles, 2000) * start
-        else:
-            means, users = item_means(profiles), profiles.users
-            guess = means[profiles.items] + (start[users] * start[40 + profiles.items]).sum(1)
-            errors = np.where((guess < 1) | (guess > 5), 0, guess - profiles.values)
-            dense = np.zeros((40, 60))
-            dense[users, profiles.items] = errors
-            exact = np.concatenate([dense @ start[40:], dense.T @ start[:40]]) + 0.02 * start
-        assert np.square(draws.mean(0) - exact).sum() < 1.5 * np.square(half / 2).sum()
+    random = np.random.default_rng(1)
+    if name == "dpps-pnbm":
+        system, start = made(name, batch=2000, epsilon=None), random.random((60, 60))
+        examples = Examples(profiles, item_means(profiles))
+        exact, _ = examples.gradient(start, np.arange(len(examples)), Bounds(low=1.0, high=5.0))
+        exact = exact + 0.02 / inclusion(profiles, 2000) * start
+    else:
+        system, start = (
+            made(name, batch=2000, factors=3, epsilon=None),
+            random.normal(size=(100, 3)),
+        )
+        means, users = item_means(profiles), profiles.users
+        guess = means[profiles.items] + (start[users] * start[40 + profiles.items]).sum(1)
+        errors = np.where((guess < 1) | (guess > 5), 0, guess - profiles.values)
+        dense = profiles.matrix(errors).toarray()
+        exact = np.concatenate([dense @ start[40:], dense.T @ start[:40]]) + 0.02 * start
+    estimate = system.gradient(profiles)
+    draws = np.array([estimate(start, random) for _ in range(150)])
+    half = draws[:75].mean(0) - draws[75:].mean(0)
+    assert np.square(draws.mean(0) - exact).sum() < 1.5 * np.square(half / 2).sum()
 
 
 def test_noise_of_dpsgd_mf_and_what_it_states():
     """Every access to a rating has its share of epsilon: K of them and a third of each average."""
-    system = DpsgdMf(DpsgdMfConfig(epsilon=2.0, epochs=10, average_share=0.1))
+    system = made("dpsgd-mf", epsilon=2.0, epochs=10, average_share=0.1)
     noise = system._noise(np.random.default_rng(0), 100_000, 10 / 0.9)
     assert np.abs(noise).mean() == pytest.approx(4 * 10 / (0.9 * 2), rel=0.02)
-    found = system.stated()
-    assert found is not None and found.exact == found.nominal == 2
+    assert system.stated().exact == system.stated().nominal == 2
 
 
 def test_noisy_item_means(ratings):
@@ -445,17 +399,15 @@ def test_noisy_item_means(ratings):
     counts = np.bincount(ratings.items, minlength=60)
     means = (sums + 3 * overall) / (counts + 3)
     np.testing.assert_allclose(exact._means, means, atol=1e-5)
-    left = np.bincount(ratings.users, ratings.values - means[ratings.items]) / (
-        np.bincount(ratings.users) + 2
-    )
+    left = np.bincount(ratings.users, ratings.values - means[ratings.items])
+    left /= np.bincount(ratings.users) + 2
+    expected = np.clip(means[ratings.items] + left[ratings.users], 1, 5)
     found = exact.predict(ratings, ratings.users, ratings.items)
-    np.testing.assert_allclose(
-        found, np.clip(means[ratings.items] + left[ratings.users], 1, 5), atol=1e-5
-    )
-    private = DpItemMean(DpItemMeanConfig(epsilon=1.0, clip_norm=5.0))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    private = made("dp-item-mean", epsilon=1.0, clip_norm=5.0)
     private.fit_ratings(ratings)
     told = private.stated()
-    assert told is not None and told.exact == pytest.approx(1.0, rel=1e-3) and told.nominal == 1
+    assert told.exact == pytest.approx(1.0, rel=1e-3) and told.nominal == 1
     # replace-one: no two users' contributions have a negative inner product
     assert private.plan(40).sensitivity == pytest.approx(5 * 2**0.5)
 

@@ -9,17 +9,9 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.linear import (
-    CentralIalsConfig,
-    GfCf,
-    GfCfConfig,
-    Puresvd,
-    PuresvdConfig,
-    solved,
-)
-from fedrec.baselines.pairwise import Bprmf, BprmfConfig, Warp, WarpConfig, _epoch
+from fedrec.baselines.linear import CentralIalsConfig, solved
+from fedrec.baselines.pairwise import _epoch
 from fedrec.baselines.ratings import Svd, SvdConfig
-from fedrec.baselines.simple import Random, RandomConfig
 from fedrec.baselines.training import _ranked_others
 from fedrec.data.client_data import nth_outside
 from fedrec.data.features import Feature, FeatureTable
@@ -27,15 +19,14 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
+from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of, made
 
 # Implicit alternating least squares against its normal equations, its loss, and `implicit`.
 
 
 def test_rows_of_all_lengths_and_none():
     """Groups of rows are padded; a row without likes is zero."""
-    lists = [[], [3], list(range(40)), [5, 6], list(range(9)), []]
-    offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])])
-    histories = Histories(40, offsets, np.array([item for items in lists for item in items]))
+    histories = histories_of([[], [3], list(range(40)), [5, 6], list(range(9)), []], 40)
     fixed = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     config = CentralIalsConfig(factors=6)
     together = solved(histories.csr(), fixed, config)
@@ -48,19 +39,10 @@ def test_rows_of_all_lengths_and_none():
 def test_a_sweep_gives_the_factors_of_implicit(liked):
     """In double precision, from the same item factors, with its c = alpha r."""
     als = pytest.importorskip("implicit.cpu.als")
-    from scipy.sparse import csr_matrix
-
     config = CentralIalsConfig(factors=6, weight=5.0, regularisation=0.2)
     start = np.random.default_rng(0).normal(size=(50, 6))
-    reference = als.AlternatingLeastSquares(
-        factors=6,
-        alpha=5.0,
-        regularization=0.2,
-        use_cg=False,
-        iterations=1,
-        dtype=np.float64,
-        num_threads=1,
-    )
+    same = {"factors": 6, "alpha": 5.0, "regularization": 0.2, "iterations": 1}
+    reference = als.AlternatingLeastSquares(**same, use_cg=False, dtype=np.float64, num_threads=1)
     reference.user_factors, reference.item_factors = np.zeros((80, 6)), start.copy()
     reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
     users = solved(liked.csr(), torch.from_numpy(start), config)
@@ -72,15 +54,11 @@ def test_a_sweep_gives_the_factors_of_implicit(liked):
 # Items that a user does not like: their ranks, and that all are equally likely.
 
 
-@pytest.fixture
-def table():
+def test_a_rank_is_that_among_the_other_items():
     """Forty users of 25 items; user 0 has none, user 1 all but one."""
-    table = np.random.default_rng(0).random((40, 25)) < 0.4
-    table[0], table[1] = False, np.arange(25) != 7
-    return csr_matrix(table.astype(np.float32))
-
-
-def test_a_rank_is_that_among_the_other_items(table):
+    liked = np.random.default_rng(0).random((40, 25)) < 0.4
+    liked[0], liked[1] = False, np.arange(25) != 7
+    table = csr_matrix(liked.astype(np.float32))
     for user in range(40):
         own = table.indices[table.indptr[user] : table.indptr[user + 1]]
         ranks = np.arange(25 - len(own))
@@ -96,14 +74,6 @@ OFFICE = {
     "split": {"name": "published"},
     "sampler": {"name": "fixed-size", "cohort": 10},
 }
-
-
-def two_tastes():
-    """Forty users; even ones have seven of the first fifteen items, odd ones of the last
-    fifteen."""
-    random = np.random.default_rng(0)
-    own = [np.sort(random.choice(15, 7, replace=False)) + 15 * (user % 2) for user in range(40)]
-    return Histories(30, np.arange(0, 281, 7), np.concatenate(own), np.arange(40))
 
 
 @pytest.mark.parametrize("epoch", [_epoch, _epoch.py_func], ids=["compiled", "python"])
@@ -125,18 +95,14 @@ def test_a_step_is_the_gradient_of_the_objective(epoch):
         assert np.allclose(table, values.numpy(), atol=1e-5)
 
 
-def test_it_learns_tastes_of_users_it_knows_and_of_new_ones():
-    histories = two_tastes()
-    made = Bprmf(BprmfConfig(factors=8, epochs=60))
-    made.fit(histories)
-    strangers = Histories(30, np.array([0, 3, 6]), np.array([0, 4, 8, 20, 22, 29]))
-    for scores in (made.scores(histories)[:2], made.scores(strangers)):
-        assert scores[0, :15].mean() > scores[0, 15:].mean() + 0.5
-        assert scores[1, 15:].mean() > scores[1, :15].mean() + 0.5
-    assert torch.allclose(
-        made.scores(histories)[7:9], made.scores(histories.block(7, 9)), atol=1e-6
-    )
-    assert np.allclose(made.scores(histories), made.user_rows @ made.items.T, atol=1e-6)
+def test_new_users_are_folded_in_by_the_sum_of_their_items(taste):
+    """Relative to the mean of all; known users keep their rows."""
+    model = fitted("bprmf", taste, factors=8, epochs=60)
+    strangers = histories_of([[0, 3, 6], [11, 14, 19]], 20)
+    lower, upper = (half.mean(1) for half in model.scores(strangers).split(10, dim=1))
+    assert lower[0] > upper[0] + 0.5 and upper[1] > lower[1] + 0.5
+    np.testing.assert_allclose(model.scores(taste), model.user_rows @ model.items.T, atol=1e-6)
+    np.testing.assert_allclose(model.scores(taste)[7:9], model.scores(taste.block(7, 9)), atol=1e-6)
 
 
 def test_it_ranks_as_well_as_cornac(planted, monkeypatch):
@@ -151,9 +117,8 @@ def test_it_ranks_as_well_as_cornac(planted, monkeypatch):
     steps = {"learning_rate": 0.05, "lambda_reg": 0.01, "use_bias": False, "num_threads": 1}
     ours, theirs = [], []
     for seed in range(5):
-        made = Bprmf(BprmfConfig(factors=8, epochs=40, regularisation=0.01, seed=seed))
-        made.fit(planted.known)
-        ours.append(planted.recall(made.scores(planted.known)))
+        same = {"factors": 8, "epochs": 40, "regularisation": 0.01, "seed": seed}
+        ours.append(planted.recall(fitted("bprmf", planted.known, **same).scores(planted.known)))
         model = models.BPR(k=8, max_iter=40, seed=seed, verbose=False, **steps)
         model.fit(data)
         scores = model.u_factors[order[0]] @ model.i_factors[order[1]].T
@@ -165,10 +130,10 @@ def test_random_hits_are_their_closed_form():
     """2,000 users of thirty items with five known each: any other item is in the first ten with 10
     / 25."""
     histories = Histories(30, np.arange(0, 10_001, 5), np.tile(np.arange(5), 2000), np.arange(2000))
-    scores = Random(RandomConfig()).scores(histories)[:, 5:]
+    scores = made("random").scores(histories)[:, 5:]
     rank = (scores > scores[:, :1]).sum(1)
     assert (rank < 10).float().mean().item() == pytest.approx(10 / 25, abs=4 * np.sqrt(0.24 / 2000))
-    again = Random(RandomConfig()).scores(histories.block(3, 5))[:, 5:]
+    again = made("random").scores(histories.block(3, 5))[:, 5:]
     assert torch.equal(again, scores[3:5])
 
 
@@ -200,37 +165,29 @@ def by_hand(rows: np.ndarray, own: np.ndarray, factors: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("factors", "low_rated"), [(5, 0.4), (5, 0.0), (500, 0.4)])
-def test_scores_are_those_of_the_formula(liked, others, drawn, factors, low_rated):
+def test_scores_are_those_of_the_formula(liked, others, factors, low_rated):
     """Of users who were fitted and of others; one item is nobody's, and one user has nothing."""
 
     def rated(histories: Histories, seed: int) -> tuple[Histories, np.ndarray]:
         ends = np.append(histories.offsets, histories.offsets[-1])
         both = Histories(51, ends, histories.items)
-        low = drawn(histories.num_users, 50, 9, seed=seed)
+        low = drawn_histories(histories.num_users, 50, 9, seed=seed)
         low = Histories(51, np.append(low.offsets, low.offsets[-1]), low.items)
         rows = np.maximum(both.matrix().numpy(), low_rated * low.matrix().numpy())
         return replace(both, low_rated=low), rows.astype(np.float64)
 
     training, rows = rated(liked, 3)
     new, own = rated(others, 4)
-    model = GfCf(GfCfConfig(factors=factors, low_rated=low_rated))
-    model.fit(training)
+    model = fitted("gf-cf", training, factors=factors, low_rated=low_rated)
     for histories, table in ((training, rows), (new, own)):
         expected = by_hand(rows, table, factors)
         assert np.ptp(expected) > 0.1
         np.testing.assert_allclose(model.scores(histories).numpy(), expected, atol=2e-5)
 
 
-# PureSVD against the dense decomposition.
-
-
-# by full decomposition, and by Lanczos iteration
-
-
 def test_nothing_is_liked():
-    model = Puresvd(PuresvdConfig(factors=2))
-    model.fit(Histories(5, np.zeros(4, dtype=np.int64), np.zeros(0, dtype=np.int64)))
-    assert model.scores(Histories(5, np.array([0, 1]), np.array([3]))).isfinite().all()
+    model = fitted("puresvd", histories_of([[], [], []], 5), factors=2)
+    assert model.scores(histories_of([[3]], 5)).isfinite().all()
 
 
 # Matrix factorization by gradient descent against Surprise, one step by hand, and new users.
@@ -313,21 +270,14 @@ def test_it_equals_surprise(rank_two):
 # WARP against `lightfm-next`, its weights by formula, side features, and users who are folded in.
 
 
-def fitted(histories, **settings):
-    model = Warp(WarpConfig(**settings))
-    model.fit(histories)
-    return model
-
-
 def test_one_step_by_hand():
     """One user, two items, of which it likes the first: every step is on items 0 and 1, by
     Adagrad's rule."""
-    liked = Histories(2, np.array([0, 1]), np.array([0]), np.array([0]))
-    model = fitted(liked, factors=2, epochs=1)
+    short, longer = (Histories(n, np.array([0, 1]), np.array([0]), np.array([0])) for n in (2, 40))
+    model = fitted("warp", short, factors=2, epochs=1)
     assert model._biases.tolist() == [0, 0]  # the rank is 1, and the weight ln 1
-    longer = Histories(40, np.array([0, 1]), np.array([0]), np.array([0]))
     # which does not draw item 0 itself
-    biases = fitted(longer, factors=2, epochs=1, max_sampled=1, seed=1)._biases
+    biases = fitted("warp", longer, factors=2, epochs=1, max_sampled=1, seed=1)._biases
     moved = np.flatnonzero(biases)
     assert len(moved) == 2 and moved[0] == 0
     np.testing.assert_allclose(biases[moved], [0.05 * np.log(39), -0.05 * np.log(39)], rtol=1e-6)
@@ -338,13 +288,11 @@ def test_folded_in_users_are_served_alike(planted):
     others."""
     known = planted.known
     half = known.take(np.arange(0, 600, 2))
-    model = fitted(half, unseen_users="fold-in")
-    assert not model.transductive and fitted(half, epochs=1).transductive
+    model = fitted("warp", half, unseen_users="fold-in")
+    assert not model.transductive and made("warp").transductive
     found = model.scores(known)
-    hit = (
-        found.masked_fill(known.matrix() > 0, -torch.inf).topk(10).indices
-        == torch.from_numpy(planted.held_out)[:, None]
-    )
+    first = found.masked_fill(known.matrix() > 0, -torch.inf).topk(10).indices
+    hit = first == torch.from_numpy(planted.held_out)[:, None]
     seen, unseen = hit[0::2].any(1).double().mean(), hit[1::2].any(1).double().mean()
     assert unseen > 0.7 * seen > 0.7 * 2 * 10 / 200
     torch.testing.assert_close(model.scores(known.take(np.array([5]))), found[[5]])
@@ -352,21 +300,19 @@ def test_folded_in_users_are_served_alike(planted):
 
 def test_an_unknown_feature_is_named(taste):
     with pytest.raises(ExperimentError, match="unknown side feature 'genre'"):
-        fitted(taste, features=("genre",))
+        fitted("warp", taste, features=["genre"])
 
 
 @pytest.mark.parametrize("featured", [False, True])
 def test_it_ranks_as_well_as_lightfm(featured, planted):
     """Recall over five seeds, with ids alone and with two side features."""
     lightfm = pytest.importorskip("lightfm")
-    from scipy.sparse import coo_matrix, csr_matrix, eye, hstack
+    from scipy.sparse import coo_matrix, eye, hstack
 
     random = np.random.default_rng(3)
     codes = [random.integers(0, 6, 600), random.integers(0, 5, 200)]
-    tables = [
-        FeatureTable(len(own), (Feature.single(name, own),))
-        for name, own in zip(("age", "genre"), codes, strict=True)
-    ]
+    features = zip(("age", "genre"), codes, strict=True)
+    tables = [FeatureTable(len(own), (Feature.single(name, own),)) for name, own in features]
     known = planted.known
     histories = Histories(200, known.offsets, known.items, known.users, *tables)
     described = [
@@ -380,8 +326,10 @@ def test_it_ranks_as_well_as_lightfm(featured, planted):
     liked = coo_matrix((np.ones(len(known.items), np.float32), pairs), (600, 200))
     ours, theirs = [], []
     for seed in range(5):
-        names = ("age", "genre") if featured else ()
-        ours.append(planted.recall(fitted(histories, seed=seed, features=names).scores(histories)))
+        names = ["age", "genre"] if featured else []
+        ours.append(
+            planted.recall(fitted("warp", histories, seed=seed, features=names).scores(histories))
+        )
         model = lightfm.LightFM(no_components=10, loss="warp", random_state=seed)
         model.fit(liked, epochs=30, num_threads=1, **features)
         (biases, items) = model.get_item_representations(features.get("item_features"))

@@ -8,28 +8,12 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.central import Central, CentralConfig
-from fedrec.baselines.neighbours import (
-    Cos,
-    ItemKnn,
-    NeighbourConfig,
-    NeighboursConfig,
-    Pcc,
-    UserKnn,
-    UserKnnConfig,
-    nearest,
-    similarities,
-)
-from fedrec.baselines.pnbm import CentralPnbm, CentralPnbmConfig
-from fedrec.baselines.private.pnbm import DpsgdPnbm, DpsgdPnbmConfig
-from fedrec.baselines.privrec import Privrec, PrivrecConfig
-from fedrec.baselines.ratings import BiasedMf, BiasedMfConfig, ItemMean
-from fedrec.config import Config
+from fedrec.baselines.neighbours import NeighbourConfig, nearest, similarities
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.rng import stream, torch_stream
-from tests.fedrec.baselines.histories import published_fold
+from tests.fedrec.baselines.histories import fitted, histories_of, made, published_fold
 
 
 def planted(seed=0, users=60, items=20, share=0.6):
@@ -42,17 +26,15 @@ def planted(seed=0, users=60, items=20, share=0.6):
     )
     rows = np.array(list(np.ndindex(users, items)))
     train = random.random(len(rows)) < share
-    whole = Ratings(users, items, rows[:, 0], rows[:, 1], values.ravel())
-    return (
-        *(
-            Ratings(users, items, *(part[kept] for part in (rows[:, 0], rows[:, 1], whole.values)))
-            for kept in (train, ~train)
-        ),
-    )
+    columns = rows[:, 0], rows[:, 1], values.ravel()
+    return [
+        Ratings(users, items, *(column[part] for column in columns)) for part in (train, ~train)
+    ]
 
 
-def rmse(model, data):
+def rmse(data, name, **settings):
     train, held = data
+    model = made(name, **settings)
     model.fit_ratings(train)
     found = model.predict(train, held.users, held.items)
     return float(np.sqrt(np.square(found - held.values).mean()))
@@ -62,41 +44,29 @@ def test_planted_neighbourhoods_are_found():
     """Correlated items are found by correlation and by gradient descent, and improve on item
     means."""
     data = planted()
-    floor = rmse(ItemMean(Config()), data)
-    assert rmse(Pcc(NeighboursConfig()), data) < 0.5 * floor
-    learned = CentralPnbm(
-        CentralPnbmConfig(
-            epochs=60, batch=None, learning_rate=0.5, regularisation=0.0, start="pearson"
-        )
-    )
-    assert rmse(learned, data) < 0.5 * floor
-    plain, positive = (
-        rmse(Pcc(NeighboursConfig(positive_only=flag)), data) for flag in (False, True)
-    )
-    assert plain < positive  # items of the other group have negative weights
+    floor = rmse(data, "item-mean")
+    assert rmse(data, "pcc") < 0.5 * floor
+    steps = {"epochs": 60, "batch": None, "learning_rate": 0.5, "regularisation": 0.0}
+    assert rmse(data, "pnbm", **steps, start="pearson") < 0.5 * floor
+    # items of the other group have negative weights
+    assert rmse(data, "pcc") < rmse(data, "pcc", positive_only=True)
 
 
 def test_cosine_start_and_no_epochs_is_cosine():
     data = planted()
-    assert rmse(CentralPnbm(CentralPnbmConfig(epochs=0, start="cosine")), data) == pytest.approx(
-        rmse(Cos(NeighboursConfig()), data), abs=1e-12
-    )
+    started = rmse(data, "pnbm", epochs=0, start="cosine")
+    assert started == pytest.approx(rmse(data, "cos"), abs=1e-12)
 
 
 def test_without_noise_and_within_its_bounds_algorithm_one_is_plain_descent():
     """Step by step: the first K steps on all ratings; the scale is wide, so nothing is clamped."""
     train, _ = planted()
     for steps in (1, 2, 5):
-        plain = CentralPnbm(
-            CentralPnbmConfig(epochs=steps, batch=None, learning_rate=0.3, regularisation=0.01)
-        )
-        noisy = DpsgdPnbm(
-            DpsgdPnbmConfig(
-                start="constant", epsilon=None, iterations=steps, learning_rate=0.3,
-                regularisation=0.01, rescale=1.0, minimum_ratings=0,
-                scale=(-1000.0, 1000.0), floor=0.0,
-            )
-        )  # fmt: skip
+        same = {"learning_rate": 0.3, "regularisation": 0.01}
+        plain = made("pnbm", epochs=steps, batch=None, **same)
+        wide = {"scale": [-1000.0, 1000.0], "floor": 0.0, "minimum_ratings": 0, "rescale": 1.0}
+        exact = {"start": "constant", "epsilon": None, "iterations": steps}
+        noisy = made("dpsgd-pnbm", **exact, **same, **wide)
         plain.fit_ratings(train)
         noisy.fit_ratings(train)
         np.testing.assert_allclose(noisy.similarity, plain.similarity, atol=1e-12)
@@ -104,19 +74,17 @@ def test_without_noise_and_within_its_bounds_algorithm_one_is_plain_descent():
 
 def test_fallback_and_clipping_by_hand():
     """Two items without a common rater; one user far above the middle of the scale."""
-    train = Ratings(
-        3, 3, np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), np.array([5.0, 1.0, 5.0, 1.0])
-    )
+    train = ratings([(0, 0, 5), (1, 0, 1), (1, 1, 5), (2, 1, 1)], 3, 3)
     user, item = np.array([0]), np.array([2])
-    for scale, expected in (((1, 5), 3.0), ((1, 2), 2.0)):
-        model = Cos(NeighboursConfig(scale=scale))
+    for scale, expected in (([1.0, 5.0], 3.0), ([1.0, 2.0], 2.0)):
+        model = made("cos", scale=scale)
         model.fit_ratings(train)
         assert model.predict(train, user, item) == pytest.approx(expected)
 
 
 def test_divergence_is_refused():
     train, _ = planted()
-    model = CentralPnbm(CentralPnbmConfig(epochs=300, batch=10, learning_rate=1e300))
+    model = made("pnbm", epochs=300, batch=10, learning_rate=1e300)
     with pytest.raises(ExperimentError, match="diverged"), np.errstate(all="ignore"):
         model.fit_ratings(train)
 
@@ -129,12 +97,6 @@ SKLEARN = {
 }
 
 
-def fitted(baseline, config, liked):
-    model = baseline(config)
-    model.fit(liked)
-    return model
-
-
 @pytest.mark.parametrize("metric", SKLEARN)
 def test_neighbours_are_those_of_scikit_learn(metric, liked, others):
     """The same similarities from the nearest to the tenth; the choice between equally near users is
@@ -142,16 +104,12 @@ def test_neighbours_are_those_of_scikit_learn(metric, liked, others):
     neighbours = pytest.importorskip("sklearn.neighbors")
     name, of = SKLEARN[metric]
     search = neighbours.NearestNeighbors(n_neighbors=10, metric=name, algorithm="brute")
-    distances, _ = search.fit(liked.csr().toarray().astype(float)).kneighbors(
-        others.csr().toarray().astype(float)
-    )
-    none = np.full(others.num_users, -1)
-    found = nearest(
-        others.csr(), liked.csr().T.tocsr(), NeighbourConfig(neighbours=10, metric=metric), none
-    ).toarray()
-    np.testing.assert_allclose(
-        -np.sort(-found, axis=1)[:, :10], np.maximum(of(distances), 0), atol=2e-6
-    )
+    tables = [histories.csr().toarray().astype(float) for histories in (liked, others)]
+    distances, _ = search.fit(tables[0]).kneighbors(tables[1])
+    config, none = NeighbourConfig(neighbours=10, metric=metric), np.full(others.num_users, -1)
+    found = nearest(others.csr(), liked.csr().T.tocsr(), config, none).toarray()
+    expected = np.maximum(of(distances), 0)
+    np.testing.assert_allclose(-np.sort(-found, axis=1)[:, :10], expected, atol=2e-6)
 
 
 def test_item_scores_are_those_of_implicit(liked, others):
@@ -163,30 +121,26 @@ def test_item_scores_are_those_of_implicit(liked, others):
     reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
     similar = np.asarray(reference.similarity.todense())
     np.fill_diagonal(similar, 0.0)
-    ours = fitted(ItemKnn, NeighbourConfig(neighbours=8), liked)
-    found = ours._similar.toarray()
-    np.testing.assert_allclose(
-        -np.sort(-found.T, 1)[:, :8], -np.sort(-similar, 1)[:, :8], atol=1e-6
-    )
+    found = fitted("item-knn", liked, neighbours=8)._similar.toarray()
+    best = (-np.sort(-table, 1)[:, :8] for table in (found.T, similar))
+    np.testing.assert_allclose(*best, atol=1e-6)
     both = (found > 0) & (similar.T > 0)
     assert both.sum() > 0.9 * (found > 0).sum()  # the rest are ties
     np.testing.assert_allclose(found[both], similar.T[both], atol=1e-6)
 
 
 def test_shrinkage_prefers_similarities_that_rest_on_more():
-    rows = Histories(6, np.array([0, 1, 4]), np.array([0, 1, 2, 3])).csr()
-    others = Histories(6, np.array([0, 1, 5]), np.array([0, 1, 2, 3, 4])).csr()
-    assert similarities(rows, others.T.tocsr(), "cosine", 0)[[0, 1], [0, 1]] == pytest.approx(
-        [1, 3 / 12**0.5]
-    )
-    shrunk = similarities(rows, others.T.tocsr(), "cosine", 2)
-    assert shrunk[[0, 1], [0, 1]] == pytest.approx([1 / 3, 3 / (12**0.5 + 2)])
+    rows = histories_of([[0], [1, 2, 3]], 6).csr()
+    columns = histories_of([[0], [1, 2, 3, 4]], 6).csr().T.tocsr()
+    for shrinkage, expected in ((0, [1, 3 / 12**0.5]), (2, [1 / 3, 3 / (12**0.5 + 2)])):
+        found = similarities(rows, columns, "cosine", shrinkage)
+        assert found.diagonal() == pytest.approx(expected)
 
 
 def test_a_user_is_no_neighbour_of_itself(liked):
     """With one neighbour, a training user is scored by the most similar other user, if there is
     one."""
-    model = fitted(UserKnn, UserKnnConfig(neighbours=1), liked)
+    model = fitted("user-knn", liked, neighbours=1)
     known = model.scores(liked)
     unknown = model.scores(Histories(liked.num_items, liked.offsets, liked.items))
     own = liked.matrix()
@@ -195,26 +149,16 @@ def test_a_user_is_no_neighbour_of_itself(liked):
     table = similarities(liked.csr(), liked.csr().T.tocsr(), "cosine")
     np.fill_diagonal(table, 0)
     np.testing.assert_allclose(known.max(1).values.numpy(), table.max(1), rtol=1e-6)
-    backwards = Histories(liked.num_items, *_reversed(liked), liked.users[::-1])
+    backwards = liked.take(np.arange(liked.num_users)[::-1])
     assert (model.scores(backwards).flip(0) == known).all()
 
 
 def test_ties_go_to_the_lower_number():
     """Items 1 to 3 are equally similar to item 0."""
-    liked = Histories(4, np.array([0, 4, 8]), np.array([0, 1, 2, 3, 0, 1, 2, 3]))
-    model = fitted(ItemKnn, NeighbourConfig(neighbours=1), liked)
-    alone = Histories(4, np.array([0, 1]), np.array([0]))
+    model = fitted("item-knn", histories_of([[0, 1, 2, 3]] * 2, 4), neighbours=1)
     # item 0 is the nearest of each
-    assert model.scores(alone).nonzero()[:, 1].tolist() == [1, 2, 3]
+    assert model.scores(histories_of([[0]], 4)).nonzero()[:, 1].tolist() == [1, 2, 3]
     assert model._similar.tocsc()[:, [0]].nonzero()[0].tolist() == [1]
-
-
-def _reversed(liked: Histories) -> tuple[np.ndarray, np.ndarray]:
-    lists = [
-        liked.items[start:stop]
-        for start, stop in zip(liked.offsets[:-1], liked.offsets[1:], strict=True)
-    ][::-1]
-    return np.concatenate([[0], np.cumsum([len(items) for items in lists])]), np.concatenate(lists)
 
 
 # Rating baselines by hand, against other solvers, and on published folds.
@@ -229,7 +173,7 @@ ROWS = [(0, 0, 5), (0, 1, 3), (1, 0, 4), (1, 2, 1), (2, 0, 3), (2, 1, 5), (2, 2,
 
 
 def test_item_means():
-    model = ItemMean(Config())
+    model = made("item-mean")
     model.fit_ratings(ratings(ROWS))
     got = model.predict(ratings(ROWS), np.zeros(5, dtype=np.int64), np.arange(5))
     assert got.tolist() == [4.0, 4.0, 1.5, 4.0, 27 / 8]
@@ -247,14 +191,9 @@ def test_users_are_optimal_given_the_items():
     """No change of any user's bias or factors lowers the penalised error; the gradient by finite
     differences is 0."""
     random = np.random.default_rng(0)
-    data = Ratings(
-        6,
-        8,
-        random.integers(0, 6, 60),
-        random.integers(0, 8, 60),
-        random.integers(1, 6, 60).astype(float),
-    )
-    model = BiasedMf(BiasedMfConfig(factors=2, regularisation=0.1))
+    columns = (random.integers(low, high, 60) for low, high in ((0, 6), (0, 8), (1, 6)))
+    data = ratings(np.stack(list(columns), axis=1), 6, 8)
+    model = made("biased-mf", factors=2, regularisation=0.1)
     model.fit_ratings(data)
     pairs = np.divmod(np.arange(48), 8)
     predicted = model.predict(data, *pairs).reshape(6, 8)
@@ -273,7 +212,7 @@ def test_users_are_optimal_given_the_items():
 
 def test_ranking_is_refused():
     with pytest.raises(ExperimentError, match="does not rank items"):
-        ItemMean(Config()).fit(Histories(2, np.array([0, 1]), np.array([1])))
+        fitted("item-mean", histories_of([[1]], 2))
 
 
 def test_protocol(world):
@@ -306,7 +245,7 @@ def test_published_folds_of_rating_baselines():
 # Centralised PrivRec: its first round by plain gradient descent, its accuracy, and users without
 # features.
 
-SMALL = {"embedding": 6, "hidden": (8, 4), "negatives": 5, "batch_size": 32}
+SMALL = {"embedding": 6, "hidden": [8, 4], "negatives": 5, "batch_size": 32}
 
 
 @pytest.fixture(scope="module")
@@ -322,15 +261,9 @@ def grouped(taste):
     )
 
 
-def fitted_privrec(histories, **settings):
-    model = Privrec(PrivrecConfig(**{**SMALL, **settings}))
-    model.fit(histories)
-    return model
-
-
 def test_the_first_round_of_one_user_is_plain_gradient_descent(grouped):
     """Fine-tuning for a user: each batch by automatic differentiation on full tables."""
-    model = fitted_privrec(grouped, rounds=1, users=1, epochs=2)
+    model = fitted("privrec", grouped, **SMALL, rounds=1, users=1, epochs=2)
     user = int(stream(0, "baseline-privrec-users", 0).choice(40, 1, replace=False)[0])
     theta = model._model.initial(torch_stream(0, "baseline-privrec"))
     batches = model._batches(
@@ -358,7 +291,7 @@ def test_the_first_round_of_one_user_is_plain_gradient_descent(grouped):
 
 def test_it_finds_each_users_own_half(grouped, monkeypatch):
     monkeypatch.setattr("fedrec.baselines.privrec._ITEM_RATE", 100.0)
-    model = fitted_privrec(grouped, rounds=40)
+    model = fitted("privrec", grouped, **SMALL, rounds=40)
     lower, upper = model.scores(grouped).split(10, dim=1)
     assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
     assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
@@ -366,11 +299,8 @@ def test_it_finds_each_users_own_half(grouped, monkeypatch):
 
 def test_users_without_known_items_are_scored(grouped):
     """Users without features and without items."""
-    model = fitted_privrec(grouped, rounds=2)
-    nobody = replace(
-        grouped.block(0, 2), users=None, offsets=np.zeros(3, np.int64), items=np.zeros(0, np.int64)
-    )
-    scores = model.scores(nobody)
+    model = fitted("privrec", grouped, **SMALL, rounds=2)
+    scores = model.scores(histories_of([[], []], 20))
     assert scores.isfinite().all() and torch.equal(scores[0], scores[1])
 
 
@@ -401,12 +331,10 @@ def hits(scores, walks):
 
 def ours(walks, name, seed=0):
     model = {"name": name, "width": 16, "longest": LENGTH, "dropout": 0.1}
-    steps = {"epochs": 20, "batch-size": 32, "learning-rate": RATES[name], "seed": seed}
-    made = Central(CentralConfig.parse({"model": model, **steps}))
+    steps = {"epochs": 20, "batch_size": 32, "learning_rate": RATES[name], "seed": seed}
     offsets = np.arange(0, USERS * LENGTH + 1, LENGTH)
     known = Histories(ITEMS, offsets, walks[:, :LENGTH].ravel(), np.arange(USERS))
-    made.fit(known)
-    return hits(made.scores(known), walks)
+    return hits(fitted("central", known, model=model, **steps).scores(known), walks)
 
 
 @pytest.mark.parametrize("name", ["sasrec", pytest.param("gru4rec", marks=pytest.mark.slow)])

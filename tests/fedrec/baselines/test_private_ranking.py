@@ -3,20 +3,15 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import svds
 from scipy.special import logsumexp, softmax
 
-from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import Ease
 from fedrec.baselines.private.base import NoisyReleases
-from fedrec.baselines.private.ranking import DpAls, DpFoldIn, DpFoldInConfig, DpGram, DpMf
 from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.data.population import Population
 from fedrec.evaluation.central import evaluate_baselines
@@ -24,14 +19,13 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.rng import Reproducible
-from tests.fedrec.baselines.histories import histories_of
+from tests.fedrec.baselines.histories import fitted, histories_of, made
 
-# Private alternating least squares: without noise it is iALS; no user moves a sum by more than its
-# accounted sensitivity.
+# Without noise, clipping and weights of items, the systems are those without privacy.
 
-ITEMS, FACTORS = 14, 4
-histories = partial(histories_of, num_items=ITEMS)
-WHOLE = {"noise": False, "count-clip": 1e6}  # without noise and clipping
+ITEMS = 25
+COVERS = np.random.default_rng(3).normal(size=(ITEMS, 4))
+EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "items": 100}
 
 
 @pytest.fixture
@@ -39,104 +33,74 @@ def equal_weights(monkeypatch):
     monkeypatch.setattr("fedrec.baselines.private.base._EXPONENT", 0.0)
 
 
-@pytest.fixture
-def users():
-    """Sixty users in two groups, some items repeated, one user without any."""
-    random = np.random.default_rng(2)
-    lists = [random.choice(np.arange(ITEMS)[user % 2 :: 2], 5).tolist() for user in range(60)]
-    return histories([*lists, []])
-
-
-def made(**options) -> DpAls:
-    return DpAls(DpAls.Config.parse({"factors": FACTORS, **options}))
-
-
-def solved(rows, fixed, penalty):
-    """Dense iALS: minimise the sum over liked pairs of (1 - xy)^2, over all pairs of (xy)^2, and
-    lambda |.|^2."""
-    gram = fixed.T @ fixed + penalty * np.eye(fixed.shape[1])
-    liked = [fixed[row > 0] for row in rows]
-    return np.stack([np.linalg.solve(own.T @ own + gram, own.sum(0)) for own in liked])
-
-
-def test_without_noise_it_is_a_step_of_ials(users, equal_weights, monkeypatch):
-    for bound in ("_CLIP_NORM", "_START_CLIP"):
-        monkeypatch.setattr(f"fedrec.baselines.private.ranking.{bound}", 1e6)
-    model = made(**WHOLE, **{"item-budget": 1e12}, regularisation=0.7)
-    start, first = model._start, []
-    model._start = lambda *given: first.append(start(*given)) or first[0].clone()
-    model.fit(users)
-    liked = users.distinct().matrix().double().numpy()
-    items = solved(liked.T, solved(liked, first[0].numpy(), 0.7), 0.7)
-    np.testing.assert_allclose(model._items, items, atol=1e-6)
-    np.testing.assert_allclose(model.scores(users), solved(liked, items, 0.7) @ items.T, atol=1e-6)
-
-
-# Fold-in on private embeddings: without noise it follows its equations, with noise it costs its
-# epsilon.
-
-DP_FOLD_IN_ITEMS = 25
-ragged = partial(histories_of, num_items=DP_FOLD_IN_ITEMS)
-KINDS = ["a", "b", "c"]
-COVERS = np.random.default_rng(3).normal(size=(DP_FOLD_IN_ITEMS, 4))
-DP_FOLD_IN_EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "items": 100}
-
-
-def described(liked, low_rated) -> Histories:
-    kind = Feature.single("kind", [KINDS[item % 3] for item in range(DP_FOLD_IN_ITEMS)])
-    title = Feature.words("title", [f"part {item // 3:02}" for item in range(DP_FOLD_IN_ITEMS)])
-    cover = Vectors("cover", COVERS.astype(np.float32), np.ones(DP_FOLD_IN_ITEMS, dtype=bool))
-    features = FeatureTable(DP_FOLD_IN_ITEMS, (kind,), (title,), (cover,))
-    return replace(ragged(liked), item_features=features, low_rated=ragged(low_rated))
+@pytest.fixture(scope="module")
+def tasters():
+    """Users of two kinds of taste with a repeated item, one with none and one with all; and other
+    rated items."""
+    random = np.random.default_rng(5)
+    chances = np.stack([np.linspace(3, 1, ITEMS), np.linspace(1, 3, ITEMS)])
+    chances /= chances.sum(1, keepdims=True)
+    rated = [
+        random.choice(ITEMS, 12, replace=False, p=chances[user % 2]).tolist() for user in range(90)
+    ]
+    liked = [[*items[:8], items[0]] for items in rated]
+    low = histories_of([*(items[8:] for items in rated), [3], []], ITEMS)
+    kind = Feature.single("kind", ["abc"[item % 3] for item in range(ITEMS)])
+    title = Feature.words("title", [f"part {item // 3:02}" for item in range(ITEMS)])
+    cover = Vectors("cover", COVERS.astype(np.float32), np.ones(ITEMS, dtype=bool))
+    features = FeatureTable(ITEMS, (kind,), (title,), (cover,))
+    users = histories_of([*liked, [], list(range(ITEMS))], ITEMS)
+    return replace(users, item_features=features, low_rated=low)
 
 
 @pytest.fixture(scope="module")
-def raters():
-    """Users of two kinds of taste, one who likes nothing and one who likes everything."""
-    random = np.random.default_rng(5)
-    chances = np.stack([np.linspace(3, 1, DP_FOLD_IN_ITEMS), np.linspace(1, 3, DP_FOLD_IN_ITEMS)])
-    chances /= chances.sum(1, keepdims=True)
-    rated = [
-        random.choice(DP_FOLD_IN_ITEMS, 12, replace=False, p=chances[user % 2]).tolist()
-        for user in range(90)
-    ]
-    liked = [[*items[:8], items[0]] for items in rated]
-    return described(
-        [*liked, [], list(range(DP_FOLD_IN_ITEMS))], [*(own[8:] for own in rated), [3], []]
-    )
+def rows(tasters):
+    """Who likes what, `[users, items]`."""
+    return tasters.distinct().matrix().double().numpy()
 
 
-def fitted(users, **options) -> DpFoldIn:
-    model = DpFoldIn(DpFoldInConfig(**options))
-    model.fit(users)
-    return model
+def test_als_is_a_step_of_ials(tasters, rows, equal_weights, monkeypatch):
+    """Dense iALS: minimise the sum over liked pairs of (1 - xy)^2, over all pairs of (xy)^2, and
+    lambda |.|^2."""
+
+    def solved(rows, fixed):
+        gram = fixed.T @ fixed + 0.7 * np.eye(4)
+        liked = [fixed[row > 0] for row in rows]
+        return np.stack([np.linalg.solve(own.T @ own + gram, own.sum(0)) for own in liked])
+
+    for bound in ("_CLIP_NORM", "_START_CLIP"):
+        monkeypatch.setattr(f"fedrec.baselines.private.ranking.{bound}", 1e6)
+    exact = {"noise": False, "count_clip": 1e6, "item_budget": 1e12}
+    model = made("dp-als", factors=4, regularisation=0.7, **exact)
+    start, first = model._start, []
+    model._start = lambda *given: first.append(start(*given)) or first[0].clone()
+    model.fit(tasters)
+    items = solved(rows.T, solved(rows, first[0].numpy()))
+    np.testing.assert_allclose(model._items, items, atol=1e-6)
+    np.testing.assert_allclose(model.scores(tasters), solved(rows, items) @ items.T, atol=1e-6)
 
 
-def by_hand(users, low_rated, variance, factors, *, words=0.3, popularity=0.1, vectors=0.0):
-    """The same without noise from its equations: dense matrices and a general optimiser."""
-    rows = users.distinct().matrix().double().numpy()
-    rows += low_rated * users.low_rated.matrix().double().numpy()
+def by_hand(tasters, rows, low_rated, variance, factors, vectors):
+    """Fold-in without noise from its equations: dense matrices and a general optimiser."""
+    rows = rows + low_rated * tasters.low_rated.matrix().double().numpy()
     gram, shares = rows.T @ rows, rows.sum(0) / rows.sum()
-    public = variance**0.5 * np.array(
-        [[float(item % 3 == kind) for kind in range(3)] for item in range(DP_FOLD_IN_ITEMS)]
-    )
-    titles = np.array(
-        [[float(item // 3 == part) for part in range(8)] for item in range(DP_FOLD_IN_ITEMS)]
-    )
+    kinds = np.eye(3)[np.arange(ITEMS) % 3]
+    titles = np.eye(9)[np.arange(ITEMS) // 3][:, :8]  # the word of a single item tells nothing
     covers = COVERS - COVERS.mean(0)
     covers *= (vectors / (covers**2).sum(1).mean()) ** 0.5
+    popular = np.log(shares)[:, None]
     public = np.concatenate(
-        [public, words**0.5 * titles, covers, popularity**0.5 * np.log(shares)[:, None]], 1
+        [variance**0.5 * kinds, 0.3**0.5 * titles, covers, 0.1**0.5 * popular], 1
     )
     public -= shares @ public
-    off = ~np.eye(DP_FOLD_IN_ITEMS, dtype=bool)
+    off = ~np.eye(ITEMS, dtype=bool)
     products = np.outer(shares, shares)
     profile = shares * np.sqrt((gram * products)[off].sum() / (products**2)[off].sum())
     rest = gram - np.outer(profile, profile) * (1 + public @ public.T)
-    values, vectors = np.linalg.eigh(np.where(off, rest, 0))
-    learned = (vectors * np.sqrt(values.clip(min=0)))[:, -factors:] / profile[:, None]
+    values, directions = np.linalg.eigh(np.where(off, rest, 0))
+    learned = (directions * np.sqrt(values.clip(min=0)))[:, -factors:] / profile[:, None]
     embeddings = np.concatenate([public, learned], 1)
-    found = []
+    scores = []
     for own in rows:
 
         def loss(taste, own=own):
@@ -145,115 +109,66 @@ def by_hand(users, low_rated, variance, factors, *, words=0.3, popularity=0.1, v
             return value, (own.sum() * softmax(utilities) - own) @ embeddings + taste
 
         taste = minimize(loss, np.zeros(embeddings.shape[1]), method="BFGS", jac=True).x
-        found.append(embeddings @ taste + np.log(shares))
-    return np.array(found)
+        scores.append(embeddings @ taste + np.log(shares))
+    return np.array(scores)
 
 
 @pytest.mark.slow
-def test_without_noise_it_follows_its_equations(raters, equal_weights):
-    expected = by_hand(raters, 0.4, 0.5, 4, vectors=0.8)
-    model = fitted(
-        raters,
-        **DP_FOLD_IN_EXACT,
-        low_rated=0.4,
-        feature_variance=0.5,
-        vector_variance=0.8,
-        factors=5,
-        damping=0.0,
-    )
-    difference = model.scores(raters).numpy() - expected
+def test_fold_in_follows_its_equations(tasters, rows, equal_weights):
+    expected = by_hand(tasters, rows, 0.4, 0.5, 4, 0.8)
+    variances = {"feature_variance": 0.5, "vector_variance": 0.8}
+    model = fitted("dp-fold-in", tasters, **EXACT, **variances, low_rated=0.4, factors=5, damping=0)
+    difference = model.scores(tasters).numpy() - expected
     difference -= difference.mean(1, keepdims=True)
     np.testing.assert_allclose(difference, 0, atol=2e-2)
     assert np.ptp(expected - expected.mean(0)) > 0.5, "users differ"
 
 
-def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(raters):
-    model = fitted(raters, epsilon=5.0, seed=1)
-    together, alone = (model.scores(raters), model.scores(raters.block(7, 8)))
+def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(tasters):
+    model = fitted("dp-fold-in", tasters, epsilon=5.0, seed=1)
+    together, alone = model.scores(tasters), model.scores(tasters.block(7, 8))
     torch.testing.assert_close(alone[0], together[7], atol=1e-3, rtol=0)
 
 
-DP_GRAM_ITEMS = 25
-gram_histories = partial(histories_of, num_items=DP_GRAM_ITEMS)
-DP_GRAM_EXACT = {"noise": False, "clip-norm": 1e9, "count-clip": 1e9, "items": 100}
+def test_a_gram_matrix_gives_ease_or_puresvd(tasters, rows, equal_weights):
+    ease = fitted("ease", tasters, regularisation=20.0).scores(tasters)
+    found = fitted("dp-gram", tasters, **EXACT, model="ease", regularisation=20.0)
+    np.testing.assert_allclose(found.scores(tasters), ease, atol=2e-5)
+    vectors = svds(rows, 7)[2]
+    found = fitted("dp-gram", tasters, **EXACT, factors=7)
+    np.testing.assert_allclose(found.scores(tasters), rows @ vectors.T @ vectors, atol=2e-5)
 
 
-@pytest.fixture
-def tasters():
-    """Users with repeated items, one with none and one with all; two kinds of taste."""
-    random = np.random.default_rng(5)
-    chances = np.stack([np.linspace(3, 1, DP_GRAM_ITEMS), np.linspace(1, 3, DP_GRAM_ITEMS)])
-    chances /= chances.sum(1, keepdims=True)
-    lists = [random.choice(DP_GRAM_ITEMS, 9, p=chances[user % 2]).tolist() for user in range(120)]
-    return gram_histories([*lists, [], list(range(DP_GRAM_ITEMS))])
-
-
-def fitted_gram(users, **options) -> DpGram:
-    model = DpGram(
-        DpGram.Config.parse({key.replace("_", "-"): value for key, value in options.items()})
-    )
-    model.fit(users)
-    return model
-
-
-def test_without_noise_it_is_ease(tasters, equal_weights):
-    ease = Ease(Ease.Config(regularisation=20.0))
-    ease.fit(tasters)
-    found = fitted_gram(tasters, **DP_GRAM_EXACT, model="ease", regularisation=20.0)
-    np.testing.assert_allclose(found.scores(tasters), ease.scores(tasters), atol=2e-5)
-
-
-def test_without_noise_it_is_puresvd(tasters, equal_weights):
-    factors = 7
-    once = tasters.distinct()
-    matrix = csr_matrix(
-        (np.ones(len(once.items)), once.items, once.offsets), (tasters.num_users, DP_GRAM_ITEMS)
-    )
-    vectors = svds(matrix, factors)[2]
-    expected = matrix @ vectors.T @ vectors
-    found = fitted_gram(tasters, **DP_GRAM_EXACT, model="puresvd", factors=factors)
-    np.testing.assert_allclose(found.scores(tasters), expected, atol=2e-5)
-
-
-def test_items_are_weighted_and_the_weights_taken_back(tasters):
+def test_items_are_weighted_and_the_weights_taken_back(tasters, rows):
     """With all eigenvectors nothing is lost, for any weights: scores equal the history."""
-    found = fitted_gram(tasters, **DP_GRAM_EXACT, model="puresvd", factors=DP_GRAM_ITEMS)
-    np.testing.assert_allclose(found.scores(tasters), tasters.distinct().matrix(), atol=1e-4)
+    found = fitted("dp-gram", tasters, **EXACT, factors=ITEMS)
+    np.testing.assert_allclose(found.scores(tasters), rows, atol=1e-4)
     assert found.chosen.weights.mean() == pytest.approx(1) and found.chosen.weights.min() < 0.96
 
 
 def test_a_gram_matrix_has_noise_in_coordinates_of_its_frobenius_norm():
-    plan = Plan.of(
-        PrivacyConfig(clip_norm=3.0, noise_multiplier=2.0),
-        "full",
-        {},
-        5,
-        1,
-        contributions="non-negative",
-    )
-    assert plan.noise_scale == pytest.approx(2 * math.sqrt(2) * 3)
+    privacy = PrivacyConfig(clip_norm=3.0, noise_multiplier=2.0)
+    plan = Plan.of(privacy, "full", {}, 5, 1, contributions="non-negative")
+    scale = plan.noise_scale
+    assert scale == pytest.approx(2 * math.sqrt(2) * 3)
     total = torch.arange(250_000.0, dtype=torch.float64).view(500, 500)
     total = total + total.T
     releases = NoisyReleases({"gram": plan}, Reproducible(1), None)
     noise = (releases.symmetric("gram", total) - total).numpy()
     assert np.array_equal(noise, noise.T)
     above = noise[np.triu_indices(500, 1)]
-    assert above.std() == pytest.approx(
-        plan.noise_scale / math.sqrt(2), rel=5 / math.sqrt(2 * len(above))
-    )
-    assert np.diagonal(noise).std() == pytest.approx(plan.noise_scale, rel=5 / math.sqrt(1000))
-    assert np.linalg.eigvalsh(noise)[-1] == pytest.approx(
-        plan.noise_scale * math.sqrt(1000), rel=0.05
-    ), "the noise edge"
+    assert above.std() == pytest.approx(scale / math.sqrt(2), rel=5 / math.sqrt(2 * len(above)))
+    assert np.diagonal(noise).std() == pytest.approx(scale, rel=5 / math.sqrt(1000))
+    edge = np.linalg.eigvalsh(noise)[-1]
+    assert edge == pytest.approx(scale * math.sqrt(1000), rel=0.05), "the noise edge"
 
 
-def test_items_that_were_not_chosen_come_last_by_their_counts(tasters):
-    model = fitted_gram(tasters, noise=False, items=6)
+def test_items_that_were_not_chosen_come_last_by_their_counts(tasters, rows):
+    model = fitted("dp-gram", tasters, noise=False, items=6)
     scores, chosen = model.scores(tasters), model.chosen.items
-    others = np.setdiff1d(np.arange(DP_GRAM_ITEMS), chosen)
+    others = np.setdiff1d(np.arange(ITEMS), chosen)
     assert bool((scores[:, others].amax(1) < scores[:, chosen].amin(1)).all())
-    counts = tasters.distinct().matrix().sum(0).numpy()
-    assert set(chosen) == set(np.argsort(-counts, kind="stable")[:6])
+    assert set(chosen) == set(np.argsort(-rows.sum(0), kind="stable")[:6])
 
 
 @pytest.mark.slow
@@ -272,64 +187,35 @@ def test_movielens_1m_is_far_above_private_popularity():
     assert hits["dp-fold-in"] > 0.262
 
 
-# Private matrix factorization: without noise it is plain alternation, and no user moves a sum by
-# more than the sensitivity.
+# DPMF in its two variants, from the initial item factors of a model.
 
-DPMF_ITEMS = 9
-few_items = partial(histories_of, num_items=DPMF_ITEMS)
-DPMF_EXACT = {
-    "noise": False,
-    "clip-norm": 1e6,
-    "user-norm": 1e6,
-    "factors": 3,
-    "regularisation": 0.5,
-}
+DPMF_EXACT = {"noise": False, "clip_norm": 1e6, "user_norm": 1e6, "factors": 3}
+PENALTY = 0.5 * np.eye(3)
 
 
-@pytest.fixture
-def fifty():
-    """Fifty users, some with repeated items, one with none."""
-    random = np.random.default_rng(2)
-    return few_items([*(random.integers(0, DPMF_ITEMS, 4).tolist() for _ in range(50)), []])
-
-
-def made_mf(**options) -> DpMf:
-    return DpMf(DpMf.Config.parse(options))
-
-
-def started(model: DpMf, users: Histories) -> np.ndarray:
-    """The initial item factors of a model."""
-    still = DpMf(model.config)
+def of_steps(tasters, **options):
+    """A fitted model, and its initial item factors."""
+    still, model = (made("dpmf", **DPMF_EXACT, regularisation=0.5, **options) for _ in range(2))
     still._descended = still._solved = lambda *given: still._items
-    still.fit(users)
-    return still._items.numpy()
+    still.fit(tasters)
+    model.fit(tasters)
+    return model, still._items.numpy()
 
 
-def test_without_noise_a_perturbed_objective_is_alternating_least_squares(fifty):
-    model = made_mf(**DPMF_EXACT)
-    items = started(model, fifty)
-    liked = fifty.distinct().matrix().double().numpy()
-    eye = 0.5 * np.eye(3)
-    model.fit(fifty)
+def test_a_perturbed_objective_is_alternating_least_squares(tasters, rows):
+    model, items = of_steps(tasters)
     for _ in range(2):
-        factors = liked @ items @ np.linalg.inv(items.T @ items + eye)
-        items = liked.T @ factors @ np.linalg.inv(factors.T @ factors + eye)
+        factors = rows @ items @ np.linalg.inv(items.T @ items + PENALTY)
+        items = rows.T @ factors @ np.linalg.inv(factors.T @ factors + PENALTY)
     # Releases are rounded to float32.
     np.testing.assert_allclose(model._items, items, atol=1e-5)
-    np.testing.assert_allclose(
-        model.scores(fifty),
-        liked @ items @ np.linalg.inv(items.T @ items + eye) @ items.T,
-        atol=1e-5,
-    )
+    scores = rows @ items @ np.linalg.inv(items.T @ items + PENALTY) @ items.T
+    np.testing.assert_allclose(model.scores(tasters), scores, atol=1e-5)
 
 
-def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(fifty, monkeypatch):
+def test_a_langevin_step_is_the_gradient_of_the_loss(tasters, rows, monkeypatch):
     monkeypatch.setattr("fedrec.baselines.private.ranking._STEPS", 1)
-    model = made_mf(**DPMF_EXACT, variant="posterior", **{"learning-rate": 0.01})
-    first, liked = (torch.from_numpy(started(model, fifty)), fifty.distinct().matrix().double())
-    items = first.clone().requires_grad_()
-    factors = liked @ first @ torch.linalg.inv(first.T @ first + 0.5 * torch.eye(3).double())
-    loss = ((liked - factors @ items.T) ** 2).sum() + 0.5 * (items**2).sum()
-    loss.backward()
-    model.fit(fifty)
-    np.testing.assert_allclose(model._items, first - 0.01 * items.grad, atol=1e-6)
+    model, first = of_steps(tasters, variant="posterior", learning_rate=0.01)
+    factors = rows @ first @ np.linalg.inv(first.T @ first + PENALTY)
+    gradient = -2 * (rows - factors @ first.T).T @ factors + 2 * 0.5 * first
+    np.testing.assert_allclose(model._items, first - 0.01 * gradient, atol=1e-5)

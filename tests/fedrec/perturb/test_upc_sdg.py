@@ -53,19 +53,18 @@ def embeddings():
     return torch.randn(60, 8, generator=generator), torch.randn(40, 8, generator=generator)
 
 
-class TestSimilarity:
-    @pytest.mark.parametrize("definition", ["paper", "released", "cosine"])
-    def test_the_formula(self, embeddings, definition):
-        q = embeddings[1].double()
-        got = Similarity(q, definition).rows(torch.arange(40))
-        for i, v in np.random.default_rng(0).integers(0, 40, (50, 2)).tolist():
-            product, row = q[i] @ q[v], q[v if definition == "released" else i] @ q.T
-            wanted = {
-                "paper": (product - row.min()) / (q[i] @ q[i] - row.min()),
-                "released": (product - row.min()) / (row.max() - row.min()),
-                "cosine": product / q[i].norm() / q[v].norm(),
-            }[definition]
-            assert got[i, v] == pytest.approx(float(wanted), abs=1e-12)
+@pytest.mark.parametrize("definition", ["paper", "released", "cosine"])
+def test_similarity_is_the_formula(embeddings, definition):
+    q = embeddings[1].double()
+    got = Similarity(q, definition).rows(torch.arange(40))
+    for i, v in np.random.default_rng(0).integers(0, 40, (50, 2)).tolist():
+        product, row = q[i] @ q[v], q[v if definition == "released" else i] @ q.T
+        wanted = {
+            "paper": (product - row.min()) / (q[i] @ q[i] - row.min()),
+            "released": (product - row.min()) / (row.max() - row.min()),
+            "cosine": product / q[i].norm() / q[v].norm(),
+        }[definition]
+        assert got[i, v] == pytest.approx(float(wanted), abs=1e-12)
 
 
 class TestAttention:
@@ -93,12 +92,8 @@ class TestAttention:
 
     def test_training_lowers_the_loss(self, two_tastes, embeddings, monkeypatch):
         monkeypatch.setattr("fedrec.perturb.generator._BATCH_ROWS", 64)
-        logits, found = train_attention(
-            AttentionConfig(epochs=30, dropout=0),
-            two_tastes.rows,
-            *embeddings,
-            torch_stream(0, "t"),
-        )
+        config, random = AttentionConfig(epochs=30, dropout=0), torch_stream(0, "t")
+        logits, found = train_attention(config, two_tastes.rows, *embeddings, random)
         assert found[-1] < 0.9 * found[0]
         assert logits.shape == (len(two_tastes.rows),)
         assert np.isfinite(logits).all()
@@ -121,14 +116,11 @@ class TestGenerator:
     def test_the_largest_weight_is_a_draw_from_the_softmax(self):
         """Equation 11 is equation 12's limit: chi-square of the arg max, at any temperature."""
         logits = torch.tensor([0.0, 1.0, -0.5, 2.0])
-        drawn = gumbel_softmax(
-            logits.repeat(20_000, 1), 0.7, torch.Generator().manual_seed(0)
-        ).argmax(dim=1)
+        random = torch.Generator().manual_seed(0)
+        drawn = gumbel_softmax(logits.repeat(20_000, 1), 0.7, random).argmax(dim=1).numpy()
         wanted = torch.softmax(logits, 0).numpy() * 20_000
-        assert (
-            chisquare(np.bincount(drawn.numpy(), minlength=4), wanted, sum_check=False).pvalue
-            > 1e-3
-        )
+        counts = np.bincount(drawn, minlength=4)
+        assert chisquare(counts, wanted, sum_check=False).pvalue > 1e-3
 
     @pytest.mark.parametrize("definition", ["paper", "released", "cosine"])
     def test_losses_of_a_whole_item_are_those_of_the_equations(self, embeddings, definition):
@@ -143,32 +135,24 @@ class TestGenerator:
         wanted = -torch.sigmoid((users[:3] * items[others]).sum(1)).log().sum()
         assert utility.item() == pytest.approx(wanted.item(), abs=1e-4)
 
-    def draw(self, data, embeddings, definition, gamma, **settings):
-        """The best substitute of every first row by the trained generator."""
-        users, items = embeddings
-        rows, chosen = data.rows, data.rows.user_order[data.rows.user_offsets[:-1]]
-        similarity = Similarity(items, definition)
-        config = GeneratorConfig(
-            temperature=0.2, steps=900, candidates=40, learning_rate=0.05, **settings
-        )
-        made, _ = train_generator(
-            config, rows, chosen, gamma, users, similarity, torch_stream(0, "t")
-        )
-
-        @torch.no_grad()
-        def scores(some):
-            return made.logits(users[rows.users[some]], items[rows.items[some]], gamma, items)
-
-        return chosen, scored_substitutes(rows, chosen, scores, "best", 0)
-
     @pytest.mark.slow
     @pytest.mark.parametrize(("definition", "gamma"), [("released", 1.0), ("paper", 4.0)])
     def test_where_everything_is_alike_enough_the_user_gets_what_it_likes_best(
         self, two_tastes, embeddings, definition, gamma
     ):
         """L_s is zero, so the best item that the user does not have maximises the rest."""
-        chosen, found = self.draw(two_tastes, embeddings, definition, gamma)
         users, items = embeddings
+        rows = two_tastes.rows
+        chosen = rows.user_order[rows.user_offsets[:-1]]
+        slow = GeneratorConfig(temperature=0.2, steps=900, candidates=40, learning_rate=0.05)
+        similarity, random = Similarity(items, definition), torch_stream(0, "t")
+        made, _ = train_generator(slow, rows, chosen, gamma, users, similarity, random)
+
+        @torch.no_grad()
+        def scores(some):
+            return made.logits(users[rows.users[some]], items[rows.items[some]], gamma, items)
+
+        found = scored_substitutes(rows, chosen, scores, "best", 0)
         liking = (users @ items.T)[two_tastes.rows.users[chosen]]
         for row, user in enumerate(two_tastes.rows.users[chosen]):
             liking[row, two_tastes.rows.items[two_tastes.rows.rows_of(user)]] = -torch.inf
@@ -180,16 +164,11 @@ class TestGenerator:
         """A user with all items but one gets that one as the only candidate with weight."""
         monkeypatch.setattr("fedrec.perturb.generator._PRIVACY_WEIGHT", 0.0)
         data = make_data([0] * 39, list(range(39)), 1, 40)
-        made, found = train_generator(
-            GeneratorConfig(steps=3, candidates=40),
-            data.rows,
-            np.array([0]),
-            1.0,
-            embeddings[0][:1],
-            Similarity(embeddings[1], "paper"),
-            torch_stream(0, "t"),
-        )
-        only = -torch.sigmoid(embeddings[0][0] @ embeddings[1][39]).log().item()
+        users, items = embeddings
+        config, similarity = GeneratorConfig(steps=3, candidates=40), Similarity(items, "paper")
+        given = data.rows, np.array([0]), 1.0, users[:1], similarity, torch_stream(0, "t")
+        made, found = train_generator(config, *given)
+        only = -torch.sigmoid(users[0] @ items[39]).log().item()
         assert isinstance(made, Generator) and found == pytest.approx([only] * 3, rel=1e-5)
 
 
