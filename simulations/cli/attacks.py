@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,12 +59,9 @@ def attack(
     loaded = load(experiment, [*(overrides or []), *overrides_of({"engine.name": engine})])
     default = default_folder(loaded)
     folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
-    progress = Progress()
-    try:
+    with closing(Progress()) as progress:
         callbacks = [] if quiet or as_json else [progress]
         outcome = run_attack(loaded, {**(ctx.obj or {}), "name": name}, folder, callbacks)
-    finally:
-        progress.close()
     if as_json:
         typer.echo(json.dumps(outcome.table, indent=2))
     else:

@@ -228,11 +228,8 @@ def _follow(deployment, run_folder) -> None:
 
     identifier = launch.start(deployment, run_folder)
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
-    progress = Progress()
-    try:
+    with closing(Progress()) as progress:
         result = launch.wait(deployment, run_folder, identifier, callback=progress)
-    finally:
-        progress.close()
     print_table(result)
     typer.echo(f"Next:\n{_next(result.folder)}\nRun folder:", err=True)
     typer.echo(result.folder)

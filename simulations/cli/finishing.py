@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -58,12 +58,9 @@ def finish(
 
 def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
     """Run the work and print the results; after Ctrl-C, print the command that resumes the run."""
-    progress = Progress()
-    with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
-        try:
-            result = work([] if quiet else [progress])
-        finally:
-            progress.close()
+    resume = f"continue with: fedrec resume {quote(str(folder))}"
+    with interruptible(resume), closing(Progress()) as progress:
+        result = work([] if quiet else [progress])
     if not quiet:
         print_table(result)
         _print_next(result)

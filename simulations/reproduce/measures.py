@@ -80,7 +80,7 @@ def one_rating(job: TaskJob, dataset: str, ratings: int, epsilon: float) -> list
     config = DpsgdPnbmConfig(
         epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1
     )
-    bound = audit_one_rating(config, ratings, 20 if job.quick else 1000).epsilon
+    bound = audit_one_rating(config, ratings, 20 if job.quick else 1000)
     row = f"{ratings} ratings, epsilon {epsilon:g}"
     return [Found(dataset, row, "epsilon at least", bound)]
 

@@ -41,16 +41,16 @@ from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
-from simulations import runner
+from simulations.studies.declaration import Job
 from simulations.studies.private import (
     CHOSEN,
     ChoiceCost,
-    PrivateChoice,
     check_same_data,
+    choice_stream,
     cost_of,
     publish,
 )
-from simulations.studies.runs import StudyFolder, execute
+from simulations.studies.runs import StudyFolder, execute, run_once
 from simulations.studies.search import (
     MOST,
     Point,
@@ -93,7 +93,7 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
     method: Method
     trials: int
     aims: tuple[str, ...] = ()
-    private: PrivateChoice | None = None
+    private: RandomTrials | None = None
 
     @cached_property
     def space(self) -> Space:
@@ -158,7 +158,7 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
             return grid(self.space)[number]
         if self.private is not None:  # uniformly, whatever was tried before
             points = grid(self.space)
-            draws = self.private.draws(load(self.experiment), "setting", number)
+            draws = choice_stream(load(self.experiment), "setting", number)
             return points[int(draws.integers(len(points)))]
         if self.method == "random":
             return unlike(tried, lambda attempt: drawn(self.space, seed, number, attempt))
@@ -214,10 +214,9 @@ def plan_of(
                 "--choose hits@10; more trials: --trials",
             )
         method = "private"
-        number = RandomTrials(private, trials or TRIALS)
-        choice = PrivateChoice(law=private, mean=number.mean)
-        trials = number.draw(choice.draws(base, "trials"))
-        chosen_seeds = choice.draws(base, "seeds").integers(_SEEDS, size=trials).tolist()
+        choice = RandomTrials(private, trials or TRIALS)
+        trials = choice.draw(choice_stream(base, "trials"))
+        chosen_seeds = choice_stream(base, "seeds").integers(_SEEDS, size=trials).tolist()
         table["split-seed"] = base.seed_of_split
     points = grid(space) if method in ("grid", "private") else [{}]
     plan = SweepPlan(
@@ -261,40 +260,30 @@ def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
 
 
 @dataclass(frozen=True)
-class SweepJob:
-    """One run of a sweep.
+class SweepJob(Job):
+    """One run of a sweep, in its run folder, which may not exist yet.
 
     Attributes:
-        run_path: folder of the run, which may not exist yet.
         plan: plan of the sweep.
         trial: number of the setting, from 0.
         point: the setting.
         seed: of the run.
     """
 
-    run_path: Path
     plan: SweepPlan
     trial: int
     point: Point
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Name of its run folder."""
-        return self.run_path.name
-
     def run(self) -> RunFolder | None:
         """Folder of the run, if it has begun."""
-        return RunFolder(self.run_path) if (self.run_path / "run.json").is_file() else None
+        return RunFolder(self.folder) if (self.folder / "run.json").is_file() else None
 
     def perform(self, callbacks: Sequence[Callback]) -> None:
         """Run the setting, or the remaining part of its run."""
-        experiment = self.plan.at(self.point, self.seed)
-        if self.run() is not None:
-            runner.resume(self.run_path, callbacks=callbacks)
-            return
-        shutil.rmtree(self.run_path, ignore_errors=True)  # of an interrupted start
-        runner.run(experiment, output=self.run_path, callbacks=callbacks)
+        if self.run() is None:
+            shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted start
+        run_once(self.plan.at(self.point, self.seed), self.folder, callbacks)
 
 
 class SweepFolder(StudyFolder):
@@ -588,7 +577,7 @@ def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) ->
         job = next(job for job in jobs if job.trial == trial - 1)
         if plan.cost is not None:
             score = float(settings[plan.aims[0]].to_dict()[trial])
-            publish(RunFolder(job.run_path), score, plan.cost, folder.path)
+            publish(RunFolder(job.folder), score, plan.cost, folder.path)
             continue
         text = load(plan.at(job.point, job.seed).table(), ["evaluation.held-out=test"]).toml()
         write_atomically(chosen_file(folder.path, trial), text)
