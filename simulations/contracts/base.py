@@ -23,6 +23,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
+from simulations import runner
 
 if not __debug__:  # every contract would pass
     raise ComponentError(
@@ -122,8 +123,6 @@ class RunContract(Contract):
     def test_a_run_is_a_function_of_its_seed(self, tmp_path: Path) -> None:
         """Check that one seed gives the same bits, also after an interruption and resumption after
         two of three rounds."""
-        from simulations import runner
-
         whole = self.run(tmp_path / "whole", "rounds=3").parameters
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path / "broken", "rounds=3", callbacks=[_BreakOff()])
@@ -141,8 +140,6 @@ class RunContract(Contract):
 
     def run(self, folder: Path, *overrides: str, callbacks: Any = ()) -> Result:
         """Run the small experiment with this component, evaluated only at its end."""
-        from simulations import runner
-
         small = self.small("evaluation.every=0", *overrides)
         return runner.run(small, output=folder, callbacks=callbacks)
 
