@@ -41,7 +41,7 @@ from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
-from simulations.studies.declaration import Job
+from simulations.studies.declaration import Job, unknown
 from simulations.studies.private import (
     CHOSEN,
     ChoiceCost,
@@ -200,19 +200,39 @@ def plan_of(
     table = read(source, fixed)
     space = space_of(vary := tuple(vary))
     base = load(table)
-    _check_options(space, seeds, trials, optimise, choose)
+    aims = tuple(optimise or choose)
+    most = f"1 to {MOST}"
+    count = 1 if trials is None else trials
+    varied = bool(space) or not (optimise or trials)
+    one_each = seeds == 1 and len(choose) == 1
+    rules = (
+        (1 <= seeds <= MOST, "invalid number of seeds", most, seeds, "--seeds 3"),
+        (1 <= count <= MOST, "invalid number of trials", most, trials, "--trials 20"),
+        (
+            not (optimise and choose),
+            "--optimise and --choose cannot be combined",
+            "--optimise or --choose",
+            "both",
+            "leave --choose out",
+        ),
+        (len(aims) <= 2, "too many metrics", "one or two metrics", len(aims), "leave some out"),
+        (varied, "no keys to vary", "--vary KEY=...", "none", "--vary KEY={low=.., high=..}"),
+        (
+            private is None or one_each,
+            "a private choice needs one aim and one run per trial",
+            "--choose METRIC without --seeds (seeds are drawn)",
+            f"{len(choose)} metrics, --seeds {seeds}",
+            "--choose hits@10; more trials: --trials",
+        ),
+    )
+    for holds, problem, expected, got, fix in rules:
+        if not holds:
+            raise ExperimentError(problem, expected=expected, got=str(got), fix=fix)
     table = {**table, "engine": {"name": "serial", **table.get("engine", {})}}
     method: Method = "optimise" if optimise else "random" if trials else "grid"
     choice = None
     chosen_seeds = range(base.seed, base.seed + seeds)
     if private is not None:
-        if seeds != 1 or len(choose) != 1:
-            raise _error(
-                "a private choice needs one aim and one run per trial",
-                "--choose METRIC without --seeds (seeds are drawn)",
-                f"{len(choose)} metrics, --seeds {seeds}",
-                "--choose hits@10; more trials: --trials",
-            )
         method = "private"
         choice = RandomTrials(private, trials or TRIALS)
         trials = choice.draw(choice_stream(base, "trials"))
@@ -225,38 +245,13 @@ def plan_of(
         seeds=tuple(chosen_seeds),
         method=method,
         trials=len(points) if method == "grid" else TRIALS if trials is None else trials,
-        aims=tuple(optimise or choose),
+        aims=aims,
         private=choice,
     )
     settings = [plan.at(point, base.seed) for point in points]
     if private is not None:
         check_same_data(settings)
     return plan
-
-
-def _check_options(
-    space: Space,
-    seeds: int,
-    trials: int | None,
-    optimise: Sequence[str],
-    choose: Sequence[str],
-) -> None:
-    for what, count, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
-        if count is not None and not 1 <= count <= MOST:
-            raise _error(f"invalid number of {what}", f"1 to {MOST}", str(count), fix)
-    aims = ", ".join(optimise or choose)
-    if optimise and choose:
-        problem = "--optimise and --choose cannot be combined"
-        raise _error(problem, "--optimise or --choose", "both", "leave --choose out")
-    if len(optimise or choose) > 2:
-        raise _error("too many metrics", "one or two metrics", aims, "leave some out")
-    if not space and (optimise or trials is not None):
-        fix = "--vary KEY={low=.., high=..}" if trials is None else "--seeds 3 varies seeds"
-        raise _error("no keys to vary", "--vary KEY=...", "none", fix)
-
-
-def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
-    return ExperimentError(problem, expected=expected, got=got, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -292,6 +287,9 @@ class SweepFolder(StudyFolder):
     Args:
         path: an existing sweep folder; use `opened` for a new one.
 
+    Attributes:
+        failures: errors by name of the runs that ended with one, in this process.
+
     Raises:
         RunError: `path` is not a sweep, or its files are damaged.
     """
@@ -299,6 +297,7 @@ class SweepFolder(StudyFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path, SWEEP, "sweep")
         self._values: dict[str, dict[str, float]] = {}
+        self.failures: dict[str, str] = {}
         try:
             self.plan = SweepPlan.model_validate(self.read(SWEEP))
             self.plan.space  # noqa: B018  # malformed texts are damage, too
@@ -359,11 +358,8 @@ class SweepFolder(StudyFolder):
         """True if the run of a private choice is published."""
         return (self.path / CHOSEN / "result.json").is_file()
 
-    def runs(self, failures: Iterable[str] = ()) -> pd.DataFrame:
+    def runs(self) -> pd.DataFrame:
         """Table of the runs.
-
-        Args:
-            failures: names of runs that ended with an error.
 
         Returns:
             One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, metrics
@@ -374,7 +370,7 @@ class SweepFolder(StudyFolder):
             run = job.run()
             state = "waiting" if run is None else run.status()["state"]
             row = {"trial": job.trial + 1, **{key: _shown(job.point[key]) for key in job.point}}
-            row |= {"seed": job.seed, "state": "failed" if job.name in failures else state}
+            row |= {"seed": job.seed, "state": "failed" if job.name in self.failures else state}
             row |= self.values(job) or {}
             split = read(self.plan.experiment, overrides(job.point)).get("split")
             leaks = isinstance(split, dict) and bool(split.get("leaky-negatives"))
@@ -384,26 +380,25 @@ class SweepFolder(StudyFolder):
         table = pd.DataFrame(rows, columns=None if rows else head)
         return table if any(row[LEAK] for row in rows) else table.drop(columns=LEAK)
 
-    def tables(self, failures: Iterable[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Write runs.csv and settings.csv, and return both, see `runs` and `setting_rows`."""
-        runs = self.runs(failures)
+        runs = self.runs()
         settings = setting_rows(list(self.plan.space), runs)
         write_atomically(self.path / "runs.csv", runs.to_csv(index=False), durable=False)
         write_atomically(self.path / "settings.csv", settings.to_csv(), durable=False)
         return runs, settings
 
-    def ended(self, failures: Iterable[str]) -> dict[int, list[float]]:
+    def ended(self) -> dict[int, list[float]]:
         """Mean aims of settings without a run to do, by number, from 0; NaN if a run failed.
 
         Raises:
             ExperimentError: finished runs do not have an aim.
         """
-        runs = self.runs(failures)
+        runs = self.runs()
         aims = list(self.plan.aims)
         for aim in set(aims) - set(runs.columns) if "finished" in set(runs["state"]) else ():
             known = {name for job in self.jobs() for name in self.values(job) or ()}
-            fix = "known: " + ", ".join(sorted(known))
-            raise _error(f"unknown aim {aim!r}", "a metric of the runs", aim, fix)
+            raise unknown("aim", aim, sorted(known))
         means: dict[int, list[float]] = {}
         for trial, group in runs.groupby("trial"):
             if set(group["state"]) <= {"finished", "failed"}:
@@ -512,12 +507,11 @@ def sweep(
         installed()
     plan.cost  # noqa: B018  # raises errors before the first run
     folder = SweepFolder.opened(output, plan)
-    failures: dict[str, str] = {}
     with folder.lock():
         try:
             for _ in execute(
-                _remaining(folder, failures),
-                failures,
+                _remaining(folder),
+                folder.failures,
                 total=folder.plan.trials * folder.plan.runs_each,
                 done=sum(folder.values(job) is not None for job in folder.jobs()),
                 describe=lambda job: _main_metrics(folder, job),
@@ -526,21 +520,21 @@ def sweep(
                 device=str(plan.experiment.get("engine", {}).get("device", "auto")),
                 quiet=quiet,
             ):
-                folder.tables(failures)
+                folder.tables()
         finally:
             with suppress(FedrecError):
-                folder.tables(failures)
-        return result_of(folder, failures)
+                folder.tables()
+        return result_of(folder)
 
 
-def _remaining(folder: SweepFolder, failures: Mapping[str, str]) -> Iterator[SweepJob]:
+def _remaining(folder: SweepFolder) -> Iterator[SweepJob]:
     """Generate the remaining runs; proposed settings depend on earlier results. After a private
     choice there are no more runs, because another choice would be another release."""
     trial = 0
     while not folder.published:
         tried = folder.trials()
         if trial == len(tried):
-            point = folder.plan.next_point(tried, lambda: folder.ended(failures))
+            point = folder.plan.next_point(tried, folder.ended)
             if point is None:
                 return
             folder.add_trial(point)
@@ -557,16 +551,10 @@ def _main_metrics(folder: SweepFolder, job: SweepJob) -> str:
     return "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(1, len(aims))])
 
 
-def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) -> SweepResult:
+def result_of(folder: SweepFolder) -> SweepResult:
     """Results of a sweep so far; selected settings are written as experiments on the test rows, and
-    the run of a private choice is published after the last run.
-
-    Args:
-        folder: folder of the sweep.
-        failures: errors by name of the run.
-    """
-    failures = failures or {}
-    runs, settings = folder.tables(failures)
+    the run of a private choice is published after the last run."""
+    runs, settings = folder.tables()
     plan = folder.plan
     jobs = folder.jobs()
     ended = len(settings) >= plan.trials and set(runs["state"]) <= {"finished", "failed"}
@@ -583,7 +571,7 @@ def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) ->
         write_atomically(chosen_file(folder.path, trial), text)
     begun = [run for job in jobs if (run := job.run()) is not None]
     total = total_of(begun, chosen=bool(plan.aims))
-    return SweepResult(folder.path, plan, runs, settings, tuple(chosen), failures, total)
+    return SweepResult(folder.path, plan, runs, settings, tuple(chosen), folder.failures, total)
 
 
 def chosen_file(folder: Path, trial: int) -> Path:
