@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_equal
 from scipy.linalg import toeplitz
 
 from clients.node import Node
@@ -37,8 +38,6 @@ from fedrec.testing import (
 )
 from server.samplers import Sampler
 from simulations.contracts.base import (
-    assert_equal,
-    fail,
     same_bits,
     unchanged,
 )
@@ -380,7 +379,7 @@ class PoisoningChecks(PoisoningContract):
     def _known(self) -> Known:
         known = self._population().adversary
         if known is None:
-            fail("the experiment has no adversary")
+            pytest.fail("the experiment has no adversary")
         return known
 
     def _node(self, folder: Path) -> Node:

@@ -36,7 +36,6 @@ from simulations.contracts.base import (
     assert_numbers,
     assert_seeded,
     columns_of,
-    fail,
     unchanged,
 )
 
@@ -390,4 +389,4 @@ class AttackContract(Contract):
         try:
             return run_attack(self.small(), self.section(), folder)
         except ComponentError as error:
-            fail(error.text())
+            pytest.fail(error.text())

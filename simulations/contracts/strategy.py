@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+from numpy.testing import assert_equal
 
 from clients.node import Node
 from clients.steps.descent import Update, as_block
@@ -26,7 +27,7 @@ from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible
 from simulations import runner
-from simulations.contracts.base import RunContract, assert_close, assert_equal
+from simulations.contracts.base import RunContract, assert_close
 from simulations.engines.grid import identify_server
 from strategies.base import Aggregate, CohortStrategy, protect
 from strategies.dp import DpFedAvg
