@@ -109,12 +109,6 @@ def test_an_output_that_no_system_allows_is_refused(fedrec, experiment, tmp_path
     assert code in (3, 4) and words in err and "Traceback" not in out + err
 
 
-def test_a_deployment_without_its_files_names_the_first(fedrec, tmp_path):
-    (tmp_path / "deployment.toml").touch()
-    code, out, err = fedrec("deploy", "status", tmp_path)
-    assert code == 4 and "ca.crt" in err and "fix:" in err and "Traceback" not in out + err
-
-
 @pytest.mark.parametrize("command", [("run", "x"), ("data", "split", "x")])
 def test_an_empty_output_is_not_the_current_folder(fedrec, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
@@ -145,22 +139,6 @@ def test_a_wrong_name_is_refused_with_what_may_be_meant(
     assert all(word in err for word in words)
 
 
-def test_an_output_folder_in_use_is_refused_and_resume_is_offered(fedrec, experiment, tmp_path):
-    fedrec("run", experiment, "-o", tmp_path / "run")
-    code, _, err = fedrec("run", experiment, "-o", tmp_path / "run")
-    assert code == 4 and "not empty" in err and f"fedrec resume {tmp_path / 'run'}" in err
-
-
-def test_list_names_paper_and_file(fedrec):
-    code, out, _ = fedrec("list", "--json")
-    found = json.loads(out)
-    assert code == 0
-    names = {kind: {entry["name"] for entry in entries} for kind, entries in found.items()}
-    assert "ml-1m" in names["dataset"] and "privrec-ml1m" in names["experiment"]
-    reptile = next(entry for entry in found["strategy"] if entry["name"] == "reptile")
-    assert reptile["file"] == "strategies/optimisers.py" and "eq. 6" in reptile["paper"]
-
-
 def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
     code, out, _ = fedrec("list")
     _, table, _ = fedrec("list", "--json")
@@ -171,6 +149,8 @@ def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
         assert line.split()[:2] == [kind, entry["name"]]
         assert entry["about"] in line
         assert line.rstrip().endswith(entry["file"])
+    reptile = next(entry for kind, entry in entries if entry["name"] == "reptile")
+    assert reptile["file"] == "strategies/optimisers.py" and "eq. 6" in reptile["paper"]
 
 
 @pytest.mark.parametrize("arguments", [("baseline", "noisy"), ("baselines", "NOISY"), ("noisy",)])
@@ -229,6 +209,8 @@ def test_a_signal_leaves_a_resumable_run_and_prints_the_command(tiny_file, tmp_p
 def test_output_into_an_existing_run_can_resume_or_overwrite_it(fedrec, experiment, tmp_path):
     run = tmp_path / "run"
     _, first, _ = fedrec("run", experiment, "-o", run)
+    code, _, err = fedrec("run", experiment, "-o", run)
+    assert code == 4 and "not empty" in err and f"fedrec resume {run}" in err
     code, second, _ = fedrec("run", experiment, "-o", run, "--resume")
     assert code == 0 and second == first
     code, _, err = fedrec("run", experiment, "-o", run, "--resume", "--seed", 5)
@@ -406,18 +388,6 @@ def test_bad_input_is_explained(fedrec, arguments, fault):
     assert (
         code == 2 and out == "" and fault in err and "expected:" in err and "Traceback" not in err
     )
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [
-        ("--noise-multiplier", "much", "not a valid float"),
-        ("--sampler", "poison", "'fixed-size', 'poisson'"),
-    ],
-)
-def test_a_value_of_another_type_is_a_usage_error(fedrec, option, value, expected):
-    code, _, err = fedrec("privacy", "epsilon", *ROUNDS, option, value)
-    assert code == 2 and value in err and expected in err and "Traceback" not in err
 
 
 def test_a_private_run_prints_at_most_eight_lines_below_its_table(run_tiny, capsys):
