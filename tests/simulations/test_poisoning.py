@@ -178,7 +178,7 @@ def test_explicit_boosting_has_the_norm_of_its_settings(norm, block_of):
 
 @pytest.mark.parametrize("name", ["a-ra", "explicit-boosting", "fedrec-attack", "cluster-attack"])
 def test_models_of_histories_are_refused(name, run_tiny):
-    with pytest.raises(ExperimentError, match=r"cannot attack|by histories"):
+    with pytest.raises(ExperimentError, match="cannot attack"):
         run_tiny(
             f"adversary={{attack='{name}',clients=3}}",
             "model={name='item-weights',items=12}",
