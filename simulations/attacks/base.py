@@ -22,6 +22,7 @@ from fedrec.components.registry import ATTACK
 from fedrec.config import Config
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.experiment.loading import load
+from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.rng import seed_sequence
@@ -29,7 +30,7 @@ from fedrec.runtime.files import write_atomically
 from fedrec.runtime.shared_memory import finite
 from server.callbacks.base import Callback
 from simulations.attacks.members import Members, half_members
-from simulations.attacks.system import TrainedSystem, section
+from simulations.attacks.system import TrainedSystem
 from simulations.studies.runs import run_once
 
 TARGET = "target"
@@ -300,7 +301,7 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
     table = experiment.table()
     split = {}
     if training.members is not None:
-        base = section(experiment, "split")
+        base = step_table(experiment.split)
         split = {"split": Members.section(base, experiment.seed_of_split, training.members)}
     changed = {
         "name": f"{experiment.name}-{name}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from clients.round import train_each
 from clients.step import private_names
 from fedrec.attacks.membership import top_lists
 from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.models.metamf import generate
@@ -183,7 +183,7 @@ def _generated_updates(
     """Yield each client's upload, by name: updates of its generated parameters."""
     rows = node.population.interactions.num_items
     round_ = node.experiment.rounds + 1
-    step = section(node.experiment, "step")
+    step = step_table(node.experiment.step)
     for part in np.array_split(users, -(-len(users) // _BLOCK)):
         clients = np.sort(part)
         requests = requested_items(node, ItemQuery(round_, clients, "train", step))
@@ -206,9 +206,3 @@ def _generated_updates(
                 for n, v in update.values.items()
             }
             yield heads | tables
-
-
-def section(experiment: Experiment, kind: str) -> dict[str, Any]:
-    """Return a section as a table: name and settings."""
-    chosen = getattr(experiment, kind)
-    return {"name": chosen.name, **chosen.options}

@@ -18,6 +18,7 @@ from fedrec.components.registry import PERTURBATION
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.splits.rules import BoundedConfig
+from fedrec.experiment.sections import component_of
 from fedrec.perturb.substitutes import FIGURE
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound
@@ -153,7 +154,7 @@ def network(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
     loaded = job.experiment(experiment)
     schema = Population.of(loaded).schema()
     settings: Any = loaded.settings(registry.MODEL)
-    model = registry.resolve(registry.MODEL, loaded.model.name)(settings, schema)
+    model = component_of(registry.MODEL, loaded.model, schema)
     step: Any = loaded.settings(registry.STEP)
     sampler: Any = loaded.settings(registry.SAMPLER)
     parameters = model.initial(torch_stream(loaded.seed, "init")).values()
