@@ -25,8 +25,7 @@ from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
-from server.checkpoint import Checkpoints
-from server.early_stopping import ending
+from simulations.recommending import with_parameters
 
 _BLOCK = 256  # users whose scores or generated parameters are in memory at a time
 
@@ -58,15 +57,14 @@ class TrainedSystem:
         Raises:
             RunError: the checkpoint is missing.
         """
-        state = Checkpoints.of(self.run).latest()
-        if state is None:
+        parameters = with_parameters(self.run.read_result()).parameters
+        if not parameters:
             raise RunError(
                 f"{self.run.path} has no checkpoint",
                 expected="the parameters after the last round",
                 got="none",
                 fix="remove the folder and start again",
             )
-        parameters = ending(state)[1]
         for value in parameters.values():
             value.setflags(write=False)
         return parameters

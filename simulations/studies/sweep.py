@@ -45,7 +45,6 @@ from simulations.studies.declaration import Job, unknown
 from simulations.studies.private import (
     CHOSEN,
     ChoiceCost,
-    check_same_data,
     choice_stream,
     cost_of,
     publish,
@@ -248,9 +247,8 @@ def plan_of(
         aims=aims,
         private=choice,
     )
-    settings = [plan.at(point, base.seed) for point in points]
-    if private is not None:
-        check_same_data(settings)
+    for point in points:
+        plan.at(point, base.seed)  # raises errors
     return plan
 
 

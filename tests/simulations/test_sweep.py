@@ -445,7 +445,7 @@ def test_equally_good_trials_publish_one_model(plan, tmp_path):
 )
 def test_settings_with_other_data_are_refused(plan, varied):
     with pytest.raises(ExperimentError, match="have different data") as refused:
-        privately(plan, vary=[varied])
+        _ = privately(plan, vary=[varied]).cost
     assert varied.partition("=")[0].partition(".")[0] in str(refused.value)
 
 
