@@ -14,7 +14,6 @@ from rich.console import Console
 
 from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
-from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.report.summary import result_lines, summary_table
 from fedrec.runs.ids import default_folder
@@ -77,20 +76,6 @@ def interruptible(how: str) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.secho(f"\ninterrupted; {how}", err=True)
         raise typer.Exit(130) from None
-
-
-def check_page(output: Path | None) -> None:
-    """Check that a page is an HTML file.
-
-    Raises:
-        ExperimentError: the file does not end in .html.
-    """
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise ExperimentError(
-            "the report must be an HTML file",
-            got=str(output),
-            fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
-        )
 
 
 def wide_console(width: int) -> Console:
