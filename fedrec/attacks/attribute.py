@@ -395,11 +395,6 @@ def _mean_area(scores: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> floa
     compared."""
     areas = []
     for number in range(int(fold.max()) + 1):
-        fold_scores = scores[fold == number]
-        positive = labels[fold == number] == 1
-        first = int(positive.sum())
-        second = int((~positive).sum())
-        areas.append(
-            (rankdata(fold_scores)[positive].sum() - first * (first + 1) / 2) / (first * second)
-        )
+        first, second = (scores[(fold == number) & (labels == label)] for label in (1, 0))
+        areas.append(_area(first, second, 0.95).value)
     return float(np.mean(areas))

@@ -270,29 +270,12 @@ def gdp_bound(
 # the item is their neighbour.
 
 
-@dataclass(frozen=True)
-class LowerBound:
-    """A lower bound on epsilon from distinguishing two datasets.
-
-    Attributes:
-        epsilon: lower bound, at least 0.
-        right: number of times that the first dataset was classified as the first.
-        wrong: number of times that the second dataset was classified as the first.
-        trials: number of releases of each dataset.
-    """
-
-    epsilon: float
-    right: int
-    wrong: int
-    trials: int
-
-
-def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -> LowerBound:
-    """Compute the bound from numbers of right and wrong answers in `trials` trials each."""
+def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -> float:
+    """Lower bound on epsilon, at least 0, from right and wrong answers in `trials` trials each."""
     tail = (1 - confidence) / 2
     least = exact_lower(right, trials, tail)
     most = exact_upper(wrong, trials, tail)
-    return LowerBound(max(0.0, math.log(least / most)) if least else 0.0, right, wrong, trials)
+    return max(0.0, math.log(least / most)) if least else 0.0
 
 
 def laplace_score(
@@ -322,7 +305,7 @@ def neighbours(ratings: int, others: int = 20) -> tuple[Ratings, Ratings]:
 
 def audit_one_rating(
     config: DpsgdPnbmConfig, ratings: int, trials: int, *, seed: int = 0, confidence: float = 0.95
-) -> LowerBound:
+) -> float:
     """Run algorithm 1 on both datasets, and bound the epsilon of one rating.
 
     Args:

@@ -5,19 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
+from fedrec.attacks.attribute import Inference, Scaling, infer_attribute
+from fedrec.attacks.membership import one_hot
 from fedrec.config import Config, did_you_mean
+from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from simulations.attacks.base import TARGET, Attack, Attacked, AttackOutcome, AttackRun, figure_rows
-
-if TYPE_CHECKING:
-    from fedrec.attacks.attribute import Inference, Scaling
-    from fedrec.data.population import Population
-
 
 LENGTH = 10
 """Length of lists, without items of the user's real training rows."""
@@ -60,8 +58,6 @@ class Attribute(Attack):
         Raises:
             ExperimentError: a class has too few users.
         """
-        from fedrec.attacks.attribute import infer_attribute
-
         users, labels, categories = self._labels(attacked.population)
         scaling: Scaling = "columns" if self.config.source == "updates" else "rows"
         inference = infer_attribute(
@@ -81,8 +77,6 @@ class Attribute(Attack):
 
     def _described(self, attacked: Attacked, users: np.ndarray) -> np.ndarray:
         """Descriptions of users as the attacker sees them, `float32 [users, columns]`."""
-        from fedrec.attacks.membership import one_hot
-
         source = self.config.source
         items = attacked.population.interactions.num_items
         if source == "updates":

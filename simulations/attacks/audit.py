@@ -12,22 +12,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from fedrec.attacks.canaries import CanaryPlan
+from fedrec.attacks.canaries import CanaryPlan, PrivacyClaim
+from fedrec.attacks.verdict import Audit, Audited, audit, check_charges
 from fedrec.config import Config
 from fedrec.experiment.phases import MAIN, phases_of
+from fedrec.privacy.ledger import Charge
+from fedrec.privacy.plan import Plan
+from fedrec.runs.folder import RunFolder
 from simulations.attacks.base import Attack, Attacked, AttackOutcome, AttackRun
-
-if TYPE_CHECKING:
-    from fedrec.attacks.canaries import PrivacyClaim
-    from fedrec.attacks.verdict import Audit, Audited
-    from fedrec.privacy.ledger import Charge
-    from fedrec.privacy.plan import Plan
-    from fedrec.runs.folder import RunFolder
-
+from simulations.attacks.canary_claims import (
+    Watch,
+    charged_claim,
+    charges_of,
+    check_auditable,
+    expected_cohort,
+    noisy_plans,
+    observed,
+)
+from simulations.attacks.canary_users import changes_for, kind_of
 
 SIGNIFICANCE = 0.05
 """Probability of a wrong FAIL."""
@@ -83,9 +89,6 @@ class CanaryAudit(Attack):
         Raises:
             ExperimentError: the experiment cannot be audited.
         """
-        from simulations.attacks.canary_claims import Watch, check_auditable, noisy_plans
-        from simulations.attacks.canary_users import changes_for
-
         experiment = attacked.experiment
         stated = self.config.clip is not None
         check_auditable(experiment, stated=stated)
@@ -107,8 +110,6 @@ class CanaryAudit(Attack):
             ExperimentError: a run has no round to audit.
             RunError: the releases of a run were not recorded, or are damaged.
         """
-        from fedrec.attacks.verdict import audit
-
         audited = [
             phase
             for number, system in enumerate(attacked.systems.values())
@@ -126,8 +127,6 @@ class CanaryAudit(Attack):
 
     def _canaries(self, attacked: Attacked, number: int) -> dict[str, CanaryPlan]:
         """Canaries of each audited phase of run `number`, from 0."""
-        from simulations.attacks.canary_users import kind_of
-
         experiment = attacked.experiment
         phases = {phase.name: phase for phase in phases_of(experiment)}
         settings: dict[str, dict[str, Any]] = {
@@ -151,9 +150,6 @@ class CanaryAudit(Attack):
 
     def _audited(self, attacked: Attacked, run: RunFolder, number: int) -> Iterator[Audited]:
         """Yield the phases of a run with releases, each with its claim."""
-        from fedrec.attacks.verdict import Audited, check_charges
-        from simulations.attacks.canary_claims import charges_of, observed
-
         plans = self._canaries(attacked, number)
         for phase, (rounds, seen) in observed(run, plans).items():
             charges = charges_of(run, phase)
@@ -171,9 +167,6 @@ class CanaryAudit(Attack):
         self, attacked: Attacked, phase: str, charges: list[Charge], rounds: int
     ) -> PrivacyClaim:
         """Claim on the releases of a phase."""
-        from fedrec.attacks.canaries import PrivacyClaim
-        from simulations.attacks.canary_claims import charged_claim, expected_cohort
-
         stated = self.config
         if stated.clip is None or stated.noise_std is None:
             return charged_claim(self._plans[phase], charges, rounds)

@@ -11,30 +11,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from fedrec.attacks.attribute import Figure, Success, measure
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import ATTACK
 from fedrec.config import Config
-from fedrec.data.population import POPULATIONS
+from fedrec.data.population import POPULATIONS, Population
 from fedrec.experiment.loading import load
+from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.rng import seed_sequence
 from fedrec.runtime.files import write_atomically
 from fedrec.runtime.shared_memory import finite
 from server.callbacks.base import Callback
-from simulations.attacks.members import Members
-from simulations.attacks.system import TrainedSystem, section
+from simulations.attacks.members import Members, half_members
+from simulations.attacks.system import TrainedSystem
 from simulations.studies.runs import run_once
-
-if TYPE_CHECKING:
-    from fedrec.attacks.attribute import Figure, Success
-    from fedrec.data.population import Population
-
 
 TARGET = "target"
 """Name of the attacked run."""
@@ -190,8 +187,6 @@ class MembershipAttack(Attack):
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """Return the required runs, by folder name."""
-        from simulations.attacks.members import half_members
-
         half = half_members(len(attacked.users), self.seed)
         return {TARGET: AttackRun(half, evaluation={"every": 0})}
 
@@ -201,8 +196,6 @@ class MembershipAttack(Attack):
         Raises:
             ComponentError: `suspicion` is not one finite number per user.
         """
-        from fedrec.attacks.attribute import measure
-
         users = self.victims(attacked)
         suspicion = self._checked(self.suspicion(replace(attacked, users=users)), len(users))
         member = np.isin(users, attacked.target.members)
@@ -308,7 +301,7 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
     table = experiment.table()
     split = {}
     if training.members is not None:
-        base = section(experiment, "split")
+        base = step_table(experiment.split)
         split = {"split": Members.section(base, experiment.seed_of_split, training.members)}
     changed = {
         "name": f"{experiment.name}-{name}",

@@ -26,6 +26,7 @@ from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import component_of
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import CorrelatedRounds
 from fedrec.privacy.config import PrivacyConfig
@@ -106,9 +107,8 @@ class Watch(Observer):
         experiment = run.experiment
         self._phases = phases_of(experiment)
         self._rate = rate_of(experiment)
-        model = resolve(MODEL, experiment.model.name)
         schema = POPULATIONS.population(experiment).schema()
-        self._room = getattr(model(experiment.settings(MODEL), schema), "room", {})
+        self._room = getattr(component_of(MODEL, experiment.model, schema), "room", {})
 
     def observe(self, strategy: Strategy) -> None:
         """Record the noisy mean update of each private phase; without `[privacy]`, each round's
@@ -363,14 +363,14 @@ def expected_cohort(experiment: Experiment, clients: int) -> float:
     Raises:
         ExperimentError: the sampler does not define it, or `clients` is too small.
     """
-    sampler = resolve(SAMPLER, experiment.sampler.name)
-    drawn = sampler(experiment.settings(SAMPLER), np.arange(clients), experiment.seed)
-    if drawn.expected_cohort is None:
+    everyone = np.arange(clients)
+    sampler = component_of(SAMPLER, experiment.sampler, everyone, experiment.seed)
+    if sampler.expected_cohort is None:
         raise ExperimentError(
             f"sampler {experiment.sampler.name!r} has no known sampling rate",
             fix="use sampler full, fixed-size or poisson, or define `expected_cohort`",
         )
-    return drawn.expected_cohort
+    return sampler.expected_cohort
 
 
 def _check_claim(privacy: PrivacyConfig) -> None:

@@ -31,13 +31,12 @@ from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.splits.rules import Partition, Split, partition_by, split_of
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of, component_settings
 from fedrec.models.base import HistoryModel, Model, Parameters, ProductsModel, Users
 from fedrec.nn.layers import KernelModel
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.training.block import Block
 from fedrec.training.results import BlockUpdate
-from simulations.attacks.system import section
 
 # Another model with additional rows in its parameters that nothing depends on, for the canaries of
 # an audit.
@@ -66,10 +65,7 @@ class Reserved(Model):
 
     def __init__(self, config: ReservedConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        section = Section.model_validate(config.base)
-        self.base: Model = resolve(MODEL, section.name)(
-            component_settings(MODEL, section, at="model.base"), schema
-        )
+        self.base: Model = component_of(MODEL, Section.model_validate(config.base), schema)
         # item tables of the other model
         self.item_tables = self.base.item_tables  # type: ignore[misc]
         self.products = self.base.products  # type: ignore[misc]
@@ -346,7 +342,7 @@ def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict
         return Section.model_validate({**step.options, **options})
 
     def added(kind: str, name: str, **settings: Any) -> dict[str, Any]:
-        base = section(experiment, kind)
+        base = step_table(getattr(experiment, kind))
         return {"name": f"{__name__}:{name}", "base": base, "count": count, **settings}
 
     changes = {
@@ -365,7 +361,7 @@ def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict
 def _with_rows(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[str, Any]:
     """Model with rows for the canaries; models of histories have no item tables. Products cover as
     many items as without canaries."""
-    base = section(experiment, "model")
+    base = step_table(experiment.model)
     model = resolve(MODEL, experiment.model.name)
     if issubclass(model, ProductsModel):
         most = Population.of(experiment).interactions.num_items

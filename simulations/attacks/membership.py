@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -19,10 +18,7 @@ from fedrec.attacks.membership import (
 from fedrec.runtime.files import open_atomically
 from simulations.attacks.base import TARGET, Attacked, AttackRun, MembershipAttack, MembershipConfig
 from simulations.attacks.members import half_memberships, shadow_parts
-
-if TYPE_CHECKING:
-    from simulations.attacks.system import TrainedSystem
-
+from simulations.attacks.system import TrainedSystem
 
 # PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
 # `fedrec.attacks.membership` has the forest, and lists what the paper leaves open.

@@ -5,21 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from clients.blocks import to_device, update_of
+from clients.evaluation import client_scorer, requested_items
+from clients.node import Node
+from clients.round import train_each
+from clients.step import private_names
 from fedrec.attacks.membership import top_lists
 from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
+from fedrec.models.metamf import generate
+from fedrec.protocol.client_arrays import ClientArrays
+from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from clients.node import Node
+from simulations.recommending import with_parameters
 
 _BLOCK = 256  # users whose scores or generated parameters are in memory at a time
 
@@ -51,18 +57,14 @@ class TrainedSystem:
         Raises:
             RunError: the checkpoint is missing.
         """
-        from server.checkpoint import Checkpoints
-        from server.early_stopping import ending
-
-        state = Checkpoints.of(self.run).latest()
-        if state is None:
+        parameters = with_parameters(self.run.read_result()).parameters
+        if not parameters:
             raise RunError(
                 f"{self.run.path} has no checkpoint",
                 expected="the parameters after the last round",
                 got="none",
                 fix="remove the folder and start again",
             )
-        parameters = ending(state)[1]
         for value in parameters.values():
             value.setflags(write=False)
         return parameters
@@ -83,9 +85,6 @@ class TrainedSystem:
         Raises:
             ExperimentError: the system has private parameters.
         """
-        from clients.evaluation import client_scorer
-        from clients.step import private_names
-
         node = self._node
         tuned = self.experiment.fine_tune_step()
         untuned = Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0})
@@ -141,9 +140,6 @@ class TrainedSystem:
         Args:
             users: `int64 [users]`.
         """
-        from clients.blocks import update_of
-        from clients.step import private_names
-
         node = self._node
         if node.model.generated:
             for table in _generated_updates(node, self._tensors, users):
@@ -164,24 +160,16 @@ class TrainedSystem:
     @cached_property
     def _node(self) -> Node:
         """Node with all clients of the attacked experiment."""
-        from clients.node import Node
-
         return Node(self.experiment, 0, 1, None)
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
-        from clients.blocks import to_device
-
         copies = {name: value.copy() for name, value in self.parameters.items()}
         return to_device(copies, self._node.device)
 
 
 def _generated_scores(node: Node, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
     """Scores of the catalogue, `float32 [users, items]`, with each user's generated parameters."""
-    import torch
-
-    from fedrec.models.metamf import generate
-
     with torch.no_grad():
         values, low = generate(parameters, torch.from_numpy(users.copy()).to(node.device), None)
         return node.model.scores({**values, "item.low": low}, ())
@@ -191,17 +179,9 @@ def _generated_updates(
     node: Node, parameters: Mapping[str, Tensor], users: np.ndarray
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield each client's upload, by name: updates of its generated parameters."""
-    import torch
-
-    from clients.evaluation import requested_items
-    from clients.round import train_each
-    from fedrec.models.metamf import generate
-    from fedrec.protocol.client_arrays import ClientArrays
-    from fedrec.protocol.orders import ItemQuery, TrainOrder
-
     rows = node.population.interactions.num_items
     round_ = node.experiment.rounds + 1
-    step = section(node.experiment, "step")
+    step = step_table(node.experiment.step)
     for part in np.array_split(users, -(-len(users) // _BLOCK)):
         clients = np.sort(part)
         requests = requested_items(node, ItemQuery(round_, clients, "train", step))
@@ -224,9 +204,3 @@ def _generated_updates(
                 for n, v in update.values.items()
             }
             yield heads | tables
-
-
-def section(experiment: Experiment, kind: str) -> dict[str, Any]:
-    """Return a section as a table: name and settings."""
-    chosen = getattr(experiment, kind)
-    return {"name": chosen.name, **chosen.options}

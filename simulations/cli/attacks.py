@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 import typer
 import typer.core
+from rich.console import Console
+from rich.table import Table
 
 from fedrec.components.registry import ATTACK, available_names, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.runs.ids import default_folder
+from server.callbacks.progress import Progress
+from simulations.attacks.base import AttackOutcome, run_attack
 from simulations.cli import options
 from simulations.cli.options import (
     AsJson,
@@ -26,9 +31,6 @@ from simulations.cli.options import (
     overrides_of,
     setting_option,
 )
-
-if TYPE_CHECKING:
-    from simulations.attacks.base import AttackOutcome
 
 AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
 FAIL.
@@ -51,19 +53,13 @@ def attack(
     quiet: Annotated[bool, options.quiet("Hide progress.")] = False,
 ) -> None:
     """Attack an experiment; the exit status is 1 if a claim is refuted."""
-    from server.callbacks.progress import Progress
-    from simulations.attacks.base import run_attack
-
     name = str(ctx.command.name)
     loaded = load(experiment, [*(overrides or []), *overrides_of({"engine.name": engine})])
     default = default_folder(loaded)
     folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
-    progress = Progress()
-    try:
+    with closing(Progress()) as progress:
         callbacks = [] if quiet or as_json else [progress]
         outcome = run_attack(loaded, {**(ctx.obj or {}), "name": name}, folder, callbacks)
-    finally:
-        progress.close()
     if as_json:
         typer.echo(json.dumps(outcome.table, indent=2))
     else:
@@ -73,9 +69,6 @@ def attack(
 
 
 def _print(outcome: AttackOutcome, folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     titles, *rows = outcome.rows
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for title, *cells in zip(titles, *rows, strict=True):

@@ -149,14 +149,8 @@ def check_output(output: Path) -> None:
     Raises:
         ExperimentError: the format is unknown or needs a missing package, or the path is a folder.
     """
-    if output.is_dir() or output.suffix not in (".csv", *_PARQUET):
-        raise ExperimentError(
-            f"cannot write the table to {output}",
-            expected="a file that ends in .csv or .parquet",
-            got="a folder" if output.is_dir() else output.suffix or "no extension",
-            fix="--output table.csv",
-        )
-    if output.suffix in _PARQUET and find_spec("pyarrow") is None:
+    options.check_suffix(output, ".csv", *_PARQUET)
+    if output.suffix.lower() in _PARQUET and find_spec("pyarrow") is None:
         raise ExperimentError(
             "writing Parquet needs pyarrow",
             fix="pip install 'fedrec[parquet]', or --output table.csv",
@@ -171,7 +165,7 @@ def write_table(table: pd.DataFrame, output: Path, csv: str | None = None) -> No
         output: the file, see `check_output`.
         csv: the text of a CSV file; default: that of the table.
     """
-    if output.suffix == ".csv":
+    if output.suffix.lower() == ".csv":
         write_atomically(output, table.to_csv(index=False) if csv is None else csv)
     else:
         write_atomically(output, table.to_parquet(index=False))

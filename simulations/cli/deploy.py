@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from simulations.cli import options
+from simulations.deployment import gateway as proxy
+from simulations.deployment import initialise, operator
+from simulations.deployment.layout import Deployment, DeploymentConfig
+from simulations.deployment.operator import ProcessState
+from simulations.deployment.pki import RENEWED_DAYS
+from simulations.deployment.processes import IN_CONTAINER
 
-if TYPE_CHECKING:
-    from fedrec.config import Config
-    from simulations.deployment.layout import Deployment
-    from simulations.deployment.operator import ProcessState
+# Modules that import PyTorch or Flower's messages are imported by the commands that need them.
 
 
 # `fedrec deploy`: create, start, inspect, use and stop a deployment of real clients.
@@ -24,26 +30,17 @@ if TYPE_CHECKING:
 app = options.group("Deploy on real clients: create, start, run experiments, stop.")
 
 
-def _deployment(folder: str) -> Deployment:
-    from simulations.deployment.layout import Deployment
-
-    return Deployment(Path(folder))
-
-
 Folder = Annotated[
-    Any, typer.Argument(metavar="FOLDER", parser=_deployment, help="Deployment folder.")
+    Any,
+    typer.Argument(
+        metavar="FOLDER", parser=lambda folder: Deployment(Path(folder)), help="Deployment folder."
+    ),
 ]
 """Deployment in a folder given as an argument."""
 
 
-def _settings_of(name: str) -> type[Config]:
-    from simulations.deployment.layout import DeploymentConfig
-
-    return DeploymentConfig
-
-
 @app.command(
-    cls=options.command_with(_settings_of, "hosts", "revoked"),
+    cls=options.command_with(lambda _: DeploymentConfig, "hosts", "revoked"),
     short_help="Create a deployment folder: certificates, keys, settings.",
 )
 def init(
@@ -59,14 +56,12 @@ def init(
 ) -> None:
     """Create a deployment folder: authority, certificates, keys, secrets and settings."""
     from fedrec.experiment.loading import load
-    from simulations.deployment.initialise import initialise
-    from simulations.deployment.layout import DeploymentConfig
     from simulations.deployment.shards import cut_for
 
     table = {**(context.obj or {}), **({"hosts": [*host]} if host else {})}
     settings = DeploymentConfig.parse(table, at="deployment")
     loaded = None if experiment is None else load(experiment, overrides or [])
-    made = initialise(folder, settings)
+    made = initialise.initialise(folder, settings)
     if loaded is not None:
         cut_for(made, loaded)
     typer.echo(made.path)
@@ -75,8 +70,6 @@ def init(
 @app.command(short_help="Start all processes and register the nodes.")
 def up(deployment: Folder) -> None:
     """Start all processes, register the nodes, and wait until all are healthy."""
-    from simulations.deployment import operator
-
     operator.up(deployment)
     _show(deployment)
     here = len(operator.local_plans(deployment))
@@ -99,8 +92,6 @@ def status(deployment: Folder) -> None:
 @app.command()
 def down(deployment: Folder) -> None:
     """Stop all processes that `up` started."""
-    from simulations.deployment import operator
-
     stopped = operator.down(deployment)
     typer.echo("stopped" if stopped else "nothing was running")
 
@@ -108,8 +99,6 @@ def down(deployment: Folder) -> None:
 @app.command(short_help="Register the nodes whose keys are in the folder.")
 def register(deployment: Folder) -> None:
     """Register all nodes whose keys are in the deployment folder; `up` also does this."""
-    from simulations.deployment import operator
-
     for name, node in operator.register_nodes(deployment).items():
         typer.echo(f"{name} {node}")
 
@@ -122,9 +111,7 @@ def add_nodes(
     ] = 1,
 ) -> None:
     """Create folders with keys for new nodes; then `register` admits them."""
-    from simulations.deployment.initialise import add_nodes as add
-
-    grown = add(deployment, count)
+    grown = initialise.add_nodes(deployment, count)
     for made in grown.node_folders()[len(grown.numbers) - count :]:
         typer.echo(made)
 
@@ -154,8 +141,6 @@ def gateway(
     nodes: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Run the gateway of a deployment."""
-    from simulations.deployment import gateway as proxy
-
     files = {"certificate": certificate, "key": key, "authority": authority, "nodes": nodes}
     proxy.serve(host=host, port=port, upstream=upstream, **files)
 
@@ -163,14 +148,9 @@ def gateway(
 def _show(deployment: Deployment) -> list[ProcessState]:
     """Print processes, nodes, runs and the certificates' remaining days, and return the
     processes."""
-    from rich.console import Console
-    from rich.table import Table
 
     from server.exchange import with_names
-    from simulations.deployment import operator
     from simulations.deployment.flower import Control
-    from simulations.deployment.initialise import days_of_certificates
-    from simulations.deployment.pki import RENEWED_DAYS
 
     console = Console()
 
@@ -191,7 +171,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
                 details = with_names(run.details, names)
                 console.print(f"run {run.run}: {run.status}", details, markup=False)
     console.print(f"gateway: {deployment.gateway}")
-    left = min(days_of_certificates(deployment).values())
+    left = min(initialise.days_of_certificates(deployment).values())
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
     return states
@@ -247,11 +227,8 @@ def _follow(deployment, run_folder) -> None:
 
     identifier = launch.start(deployment, run_folder)
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
-    progress = Progress()
-    try:
+    with closing(Progress()) as progress:
         result = launch.wait(deployment, run_folder, identifier, callback=progress)
-    finally:
-        progress.close()
     print_table(result)
     typer.echo(f"Next:\n{_next(result.folder)}\nRun folder:", err=True)
     typer.echo(result.folder)
@@ -260,8 +237,6 @@ def _follow(deployment, run_folder) -> None:
 def _next(folder: Path) -> str:
     """Commands for the results of a run. A container writes only into its volumes, so its report
     goes into the run folder, which is then copied."""
-    from simulations.deployment.processes import IN_CONTAINER
-
     name = quote(str(folder))
     if not os.environ.get(IN_CONTAINER):
         return f"  fedrec report {name} -o report.html"
@@ -313,9 +288,7 @@ def client(
 @app.command(short_help="Renew the certificates, with the same keys.")
 def renew(deployment: Folder) -> None:
     """Renew the certificates of SuperLink, gateway and nodes for 825 days, with the same keys."""
-    from simulations.deployment.initialise import renew as renewed
-
-    files = renewed(deployment)
+    files = initialise.renew(deployment)
     folder = quote(str(deployment.path))
     typer.echo(
         f"Next:\n  fedrec deploy down {folder}; fedrec deploy up {folder}\n"
@@ -332,10 +305,7 @@ def revoke(
     node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],
 ) -> None:
     """Revoke a node's keys, for example because they were stolen."""
-    from simulations.deployment import operator
-    from simulations.deployment.initialise import revoke as revoked
-
-    changed = revoked(deployment, node)
+    changed = initialise.revoke(deployment, node)
     if operator.supervisor_of(changed) is not None:
         operator.register_nodes(changed)
         typer.echo(f"{node} is revoked")

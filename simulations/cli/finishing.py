@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -14,7 +14,6 @@ from rich.console import Console
 
 from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
-from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.report.summary import result_lines, summary_table
 from fedrec.runs.ids import default_folder
@@ -58,12 +57,9 @@ def finish(
 
 def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
     """Run the work and print the results; after Ctrl-C, print the command that resumes the run."""
-    progress = Progress()
-    with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
-        try:
-            result = work([] if quiet else [progress])
-        finally:
-            progress.close()
+    resume = f"continue with: fedrec resume {quote(str(folder))}"
+    with interruptible(resume), closing(Progress()) as progress:
+        result = work([] if quiet else [progress])
     if not quiet:
         print_table(result)
         _print_next(result)
@@ -80,20 +76,6 @@ def interruptible(how: str) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.secho(f"\ninterrupted; {how}", err=True)
         raise typer.Exit(130) from None
-
-
-def check_page(output: Path | None) -> None:
-    """Check that a page is an HTML file.
-
-    Raises:
-        ExperimentError: the file does not end in .html.
-    """
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise ExperimentError(
-            "the report must be an HTML file",
-            got=str(output),
-            fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
-        )
 
 
 def wide_console(width: int) -> Console:

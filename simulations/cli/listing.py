@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -26,23 +26,10 @@ from fedrec.components.registry import (
 )
 from fedrec.components.registry import file_of as file_of_name
 from fedrec.config import Config, did_you_mean
-from fedrec.devices import DevicesConfig
 from fedrec.errors import ROOT, ExperimentError, FedrecError
 from fedrec.experiment.loading import shipped_experiments
-from fedrec.experiment.schema import (
-    CheckpointConfig,
-    EngineConfig,
-    EvaluationConfig,
-    Experiment,
-)
-from fedrec.experiment.tables import (
-    AdversaryConfig,
-    AsynchronousConfig,
-    ClosingConfig,
-    EarlyStoppingConfig,
-    SecureAggregationConfig,
-)
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
 from fedrec.runtime.files import read_toml
 from simulations.cli.options import AsJson
 
@@ -51,16 +38,12 @@ _COLUMNS = ("name", "about", "paper", "file")
 _IN_A_PIPE = 4096
 SECTIONS: dict[str, type[Config]] = {
     "experiment": Experiment,
-    "evaluation": EvaluationConfig,
-    "privacy": PrivacyConfig,
-    "adversary": AdversaryConfig,
-    "devices": DevicesConfig,
-    "closing": ClosingConfig,
-    "asynchronous": AsynchronousConfig,
-    "engine": EngineConfig,
-    "checkpoint": CheckpointConfig,
-    "early-stopping": EarlyStoppingConfig,
-    "secure-aggregation": SecureAggregationConfig,
+    **{
+        name.replace("_", "-"): cls
+        for name, field in Experiment.model_fields.items()
+        for cls in (field.annotation, *get_args(field.annotation))
+        if isinstance(cls, type) and issubclass(cls, Config) and not issubclass(cls, Section)
+    },
 }
 """Tables of an experiment whose keys are fixed; the others name a component."""
 

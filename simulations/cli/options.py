@@ -93,6 +93,21 @@ def _path_of(text: str) -> Path:
     return Path(text)
 
 
+def check_suffix(output: Path, *suffixes: str) -> None:
+    """Check that an output file ends as one of the formats.
+
+    Raises:
+        ExperimentError: it ends otherwise, or is a folder.
+    """
+    if output.is_dir() or output.suffix.lower() not in suffixes:
+        raise ExperimentError(
+            f"cannot write to {output}",
+            expected=f"a file that ends in {' or '.join(suffixes)}",
+            got="a folder" if output.is_dir() else output.suffix or "no extension",
+            fix=f"--output {output.with_suffix(suffixes[0]).name}",
+        )
+
+
 def quiet(about: str) -> Any:
     """Option `--quiet` with a help text."""
     return typer.Option("--quiet", "-q", help=about)

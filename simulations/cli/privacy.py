@@ -18,7 +18,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import override
+from fedrec.experiment.sections import component_of, override
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan
@@ -213,8 +213,7 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
     settings = personal_noise(experiment)
     check_no_phases(experiment)
     clients = Population.of(experiment).partition.training_clients
-    sampler_class = registry.resolve(registry.SAMPLER, experiment.sampler.name)
-    sampler = sampler_class(experiment.settings(registry.SAMPLER), clients, experiment.seed)
+    sampler = component_of(registry.SAMPLER, experiment.sampler, clients, experiment.seed)
     asked = np.zeros(len(clients), dtype=np.int64)
     for number in range(1, (experiment.rounds if rounds is None else rounds) + 1):
         asked[np.searchsorted(clients, sampler.sample(number))] += 1

@@ -18,7 +18,7 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
 from simulations.cli import options
 from simulations.cli.data import check_output, write_table
-from simulations.cli.finishing import check_page, wide_console
+from simulations.cli.finishing import wide_console
 from simulations.export.folder import export as write
 from simulations.scaffold.package import write_component
 from simulations.studies.sweep import with_sweeps
@@ -62,7 +62,7 @@ def recommend(
     if output is None:
         typer.echo(csv_text(lists), nl=False)
         return
-    write_table(lists, output, csv_text(lists) if output.suffix == ".csv" else None)
+    write_table(lists, output, csv_text(lists))
     count = f"{len(served):,} user{'' if len(served) == 1 else 's'}"
     typer.echo(f"{len(lists):,} recommendations for {count}: {output}")
 
@@ -78,7 +78,8 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
-    check_page(output)
+    if output is not None:
+        options.check_suffix(output, ".html", ".htm")
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     file = output or runs[0] / "report.html"
     write_atomically(file, rendered(results, title=title))
@@ -108,31 +109,33 @@ def compare(
 ) -> None:
     """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
     Holm), and over seeds (t) where there are several."""
-    wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
-    if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):
+    if output is not None and form is None:
+        options.check_suffix(output, *_FORMATS)
+        form = _FORMATS[output.suffix.lower()]
+    if form not in (None, *_FORMATS.values()):
         raise ExperimentError(
             "unknown format",
-            expected="csv, markdown or latex; files that end in .csv, .md or .tex",
-            got=form or str(output),
+            expected="csv, markdown or latex",
+            got=form,
             fix="--format csv, or --output comparison.md",
         )
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     comparison = compared(results, metric=metric, against=against)
     together = shown_together([result.folder for result in results])
-    if wanted is None:
+    if form is None:
         console = wide_console(_FILE_WIDTH)
         for table in comparison_terminal(comparison, console.width):
             console.print(table)
         typer.echo("\n".join(comparison_notes(comparison)))
     else:
-        text = comparison_text(comparison, wanted)  # type: ignore[arg-type]
+        text = comparison_text(comparison, form)  # type: ignore[arg-type]
         if output is None:
             typer.echo(text, nl=False)
         else:
             write_atomically(output, text)
             typer.echo(output)
     for line in together:  # beside a formatted table
-        typer.echo(line, err=wanted is not None)
+        typer.echo(line, err=form is not None)
 
 
 # `fedrec new`: create a module with a new component.

@@ -20,9 +20,11 @@ from fedrec.runs.ids import runs_directory, stamp
 from fedrec.runs.result import Result
 from server.callbacks.progress import Progress
 from simulations import runner
-from simulations.cli import options
+from simulations.cli import options, studies
 from simulations.cli.finishing import finish, watched
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
+from simulations.demo import ROWS
+from simulations.demo import demo as demonstrate
 from simulations.own_table import OwnTable
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
@@ -126,8 +128,6 @@ def resume(
 ) -> None:
     """Continue a run from its newest checkpoint, or the unfinished runs of a sweep."""
     if (folder / "sweep.json").is_file():
-        from simulations.cli import studies  # slow import
-
         studies.resume(folder, quiet)
         return
     watched(
@@ -145,8 +145,6 @@ def demo(
 ) -> None:
     """Train PrivRec on Ray in one stage, in two stages and with differential privacy, and linear
     systems and popularity, on synthetic data; print a table and write a report. Works offline."""
-    from simulations.demo import demo as demonstrate
-
     folder = output or runs_directory() / f"demo-{stamp()}"
     shown: list[Progress] = []
     results: list[Result] = []
@@ -165,8 +163,6 @@ def demo(
 
 
 def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
-    from simulations.demo import ROWS
-
     table = Table("system", _METRIC, "epsilon", "description")
     for row in ROWS:
         epsilon = rows[row.system]["epsilon"]

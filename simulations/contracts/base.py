@@ -8,11 +8,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_equal
 
 from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
 from fedrec.config import Config
@@ -23,6 +24,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
+from simulations import runner
 
 if not __debug__:  # every contract would pass
     raise ComponentError(
@@ -122,8 +124,6 @@ class RunContract(Contract):
     def test_a_run_is_a_function_of_its_seed(self, tmp_path: Path) -> None:
         """Check that one seed gives the same bits, also after an interruption and resumption after
         two of three rounds."""
-        from simulations import runner
-
         whole = self.run(tmp_path / "whole", "rounds=3").parameters
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path / "broken", "rounds=3", callbacks=[_BreakOff()])
@@ -131,7 +131,7 @@ class RunContract(Contract):
         if not same_bits(whole, resumed):
             again = self.run(tmp_path / "again", "rounds=3").parameters
             assert same_bits(whole, again), "two runs with one seed end with different parameters"
-            fail("a resumed run ends with different parameters; is its state saved?")
+            pytest.fail("a resumed run ends with different parameters; is its state saved?")
 
     def plain(self, folder: Path) -> Result:
         """Run the small experiment unchanged, once for all tests."""
@@ -141,8 +141,6 @@ class RunContract(Contract):
 
     def run(self, folder: Path, *overrides: str, callbacks: Any = ()) -> Result:
         """Run the small experiment with this component, evaluated only at its end."""
-        from simulations import runner
-
         small = self.small("evaluation.every=0", *overrides)
         return runner.run(small, output=folder, callbacks=callbacks)
 
@@ -154,16 +152,6 @@ class _BreakOff(Callback):
         if row["round"] == 2:
             raise KeyboardInterrupt
         return False
-
-
-def fail(text: str) -> NoReturn:
-    """Fail the test with an explanation."""
-    raise AssertionError(text)
-
-
-def assert_equal(value: Any, wanted: Any, what: str) -> None:
-    """Fail unless a value equals the expected one."""
-    assert value == wanted, f"{what}: {value}, not {wanted}"
 
 
 def assert_numbers(values: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
@@ -217,8 +205,6 @@ def assert_close(
     """Fail unless named arrays are equal up to rounding, relative to an array's largest number."""
     for name, other in wanted.items():
         expected = np.asarray(other, dtype=np.float64)
+        atol = 2e-6 * max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
         value = np.asarray(arrays[name], dtype=np.float64)
-        scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
-        if not np.allclose(value, expected, rtol=rtol, atol=2e-6 * scale, equal_nan=True):
-            apart = float(np.nanmax(np.abs(value - expected)))
-            fail(f"{what}: {name!r} differs by up to {apart:.3g} (rtol {rtol:g})")
+        assert_allclose(value, expected, rtol, atol, err_msg=f"{what}: {name!r} differs")

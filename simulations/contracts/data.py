@@ -27,6 +27,7 @@ from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.base import RatedBlock, RatingMetric
 from fedrec.metrics.ranks import RankedBlock
 from fedrec.report.inputs import low_rated_weights
+from simulations import runner
 from simulations.attacks.base import Attack, AttackOutcome, run_attack
 from simulations.contracts.base import (
     Contract,
@@ -35,7 +36,6 @@ from simulations.contracts.base import (
     assert_numbers,
     assert_seeded,
     columns_of,
-    fail,
     unchanged,
 )
 
@@ -92,8 +92,6 @@ class DatasetContract(Contract):
 
     def test_clients_can_be_trained_on_it(self, tmp_path: Path) -> None:
         """Run a round of training and an evaluation with a few of its users."""
-        from simulations import runner
-
         changes = ("rounds=1", "evaluation.every=0", "evaluation.final-users=4")
         result = runner.run(self.small(*changes), output=tmp_path / "run")
         assert np.isfinite(result.metrics["hits@5"]), f"metrics {result.metrics}"
@@ -319,8 +317,6 @@ class MetricContract(Contract):
 
     def test_it_is_measured_in_a_run(self, tmp_path: Path) -> None:
         """Measure it as named in `evaluation.metrics`, for the federated system and a baseline."""
-        from simulations import runner
-
         settings = {"evaluation": {"users": 4, "ks": [5], "metrics": [self.section()]}}
         rated = self.cls.task == "rating"
         baseline = "item-mean" if rated else "popularity"
@@ -393,4 +389,4 @@ class AttackContract(Contract):
         try:
             return run_attack(self.small(), self.section(), folder)
         except ComponentError as error:
-            fail(error.text())
+            pytest.fail(error.text())

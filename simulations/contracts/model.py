@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_equal
 from torch import Tensor
 
 from clients.node import Node
@@ -27,7 +28,6 @@ from fedrec.protocol.updates import dense_change
 from simulations.contracts.base import (
     RunContract,
     assert_close,
-    assert_equal,
     assert_numbers,
     assert_seeded,
     same_bits,

@@ -8,6 +8,8 @@ from abc import abstractmethod
 from typing import Any
 
 import numpy as np
+import pytest
+from numpy.testing import assert_equal
 
 from fedrec.components.registry import (
     CALLBACK,
@@ -24,10 +26,8 @@ from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible, stream
 from simulations.contracts.base import (
     RunContract,
-    assert_equal,
     assert_seeded,
     columns_of,
-    fail,
     same_bits,
     unchanged,
 )
@@ -147,7 +147,7 @@ class PoisoningContract(OtherContract):
     def applied(self, seed: int) -> dict[str, np.ndarray]:
         known = Population.of(self.small()).adversary
         if known is None:
-            fail("the experiment has no adversary")
+            pytest.fail("the experiment has no adversary")
         attack = self.cls(self.config())
         with unchanged({"malicious": known.malicious}):
             return {

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_equal
 
 from clients.blocks import update_of
 from clients.malicious import assigned
@@ -27,8 +28,6 @@ from fedrec.rng import stream
 from simulations.contracts.base import (
     RunContract,
     assert_close,
-    assert_equal,
-    fail,
     same_bits,
     unchanged,
 )
@@ -151,7 +150,7 @@ class StepContract(RunContract):
         assert not any(sums[name].any() for name in names), "private parameters are sent"
         private = node.private
         if private is None:
-            fail("the node has no private state")
+            pytest.fail("the node has no private state")
         assert_equal(set(private.load(int(node.training[0]), 2)), set(names), "kept")
 
     def _node_and_start(self) -> tuple[Node, dict[str, torch.Tensor]]:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+from numpy.testing import assert_equal
 
+from clients.node import Node
 from clients.steps.descent import Update, as_block
 from clients.sums import UpdateSum
 from fedrec.components.registry import STRATEGY
@@ -24,7 +26,8 @@ from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible
-from simulations.contracts.base import RunContract, assert_close, assert_equal
+from simulations import runner
+from simulations.contracts.base import RunContract, assert_close
 from simulations.engines.grid import identify_server
 from strategies.base import Aggregate, CohortStrategy, protect
 from strategies.dp import DpFedAvg
@@ -51,8 +54,6 @@ class StrategyContract(RunContract):
 
     def test_a_run_moves_finite_parameters_and_keeps_their_shapes(self, tmp_path: Path) -> None:
         """Check that two rounds change the values of parameters but not names, shapes and types."""
-        from clients.node import Node
-
         result = self.plain(tmp_path)
         drawn = Node(result.experiment, 0, 1, None).initial()
         start = {name: value.numpy() for name, value in drawn.items()}
@@ -78,8 +79,6 @@ class StrategyContract(RunContract):
         if not issubclass(self.cls, CohortStrategy):
             sections = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
             with pytest.raises(ExperimentError, match="cannot be made private"):
-                from simulations import runner
-
                 runner.run(self.small(**sections), output=tmp_path / "private")
             return
         try:

@@ -143,6 +143,21 @@ def generator_of(random: np.random.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(random.integers(2**62)))
 
 
+def check_model(block: MaliciousBlock, fits: bool, expected: str) -> None:
+    """Check that an attack fits the model, and state what it expects.
+
+    Raises:
+        ExperimentError: it does not fit.
+    """
+    if not fits:
+        raise ExperimentError(
+            f"this attack cannot attack {type(block.model).__name__}",
+            expected=expected,
+            got=", ".join(block.shared),
+            fix="set adversary.attack = 'random', or another attack with made-up profiles",
+        )
+
+
 def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -> Tensor:
     """Scores of the targets, `[U, targets]`.
 
@@ -154,14 +169,8 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
     Raises:
         ExperimentError: the model represents users by whole histories.
     """
-    if isinstance(block.model, HistoryModel):
-        name = type(block.model).__name__
-        raise ExperimentError(
-            f"{name} represents users by histories, which this attack does not support",
-            expected="a model that predicts single items, such as privrec, mf or neumf",
-            got=f"model {name}",
-            fix="set adversary.attack = 'random', or another attack with made-up profiles",
-        )
+    items = "a model that predicts single items, such as privrec, mf or neumf"
+    check_model(block, not isinstance(block.model, HistoryModel), items)
     params, features = users
     count = max([1, *map(len, [*params.values(), *features])])
     tables = {name: value.expand(count, *value.shape) for name, value in parameters.items()}

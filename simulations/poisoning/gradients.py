@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from clients.malicious import MaliciousBlock
 from fedrec.data.malicious_users import Known
-from fedrec.errors import ExperimentError
 from fedrec.nn.layers import Adam
 from simulations.poisoning.base import (
     MADE_UP,
     MadeUpUsers,
     UpdatePoisoning,
     Users,
+    check_model,
     embedding_tables,
     generator_of,
     learning_rates,
@@ -71,13 +71,9 @@ class FedRecAttack(UpdatePoisoning):
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft the row updates of each client, `[C, items, d]`."""
-        if ITEMS not in block.shared or USERS in block.shared or USERS not in block.parameters:
-            raise ExperimentError(
-                f"FedRecAttack cannot attack {type(block.model).__name__}",
-                expected="model.name = 'mf' and step.private-parameters = ['user.*']",
-                got=", ".join(block.shared),
-                fix="choose another attack, such as explicit-boosting",
-            )
+        private = USERS in block.parameters and USERS not in block.shared
+        expected = "model.name = 'mf' and step.private-parameters = ['user.*']"
+        check_model(block, private and ITEMS in block.shared, expected)
         table = block.parameters[ITEMS].cpu()
         start = block.parameters[USERS].cpu()
         users = self._fitted(block.known, table, start, seed_of_round(block))
@@ -179,13 +175,8 @@ class ClusterAttack(UpdatePoisoning):
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft the updates, `[C, ...]` by parameter."""
         tables = embedding_tables(block)
-        if not tables:
-            raise ExperimentError(
-                f"ClusterAttack cannot attack {type(block.model).__name__}",
-                expected="a model with embeddings of items, such as privrec, mf or neumf",
-                got=", ".join(block.shared),
-                fix="choose another attack, such as random",
-            )
+        embedded = "a model with embeddings of items, such as privrec, mf or neumf"
+        check_model(block, bool(tables), embedded)
         generator = seed_of_round(block)
         pulls = {name: self._pull(block.parameters[name], generator) for name in tables}
         changes = [trained.changes_of(0) for trained in block.honest]
@@ -271,13 +262,8 @@ class Pieck(UpdatePoisoning):
     def _table(self, block: MaliciousBlock) -> str:
         """Name of the changed item table: the first with more than one column."""
         tables = embedding_tables(block)
-        if not tables or USERS not in block.parameters:
-            raise ExperimentError(
-                f"PIECK cannot attack {type(block.model).__name__}",
-                expected="users and items in one embedding space, as in model mf",
-                got=", ".join(block.shared),
-                fix="choose another attack, such as explicit-boosting",
-            )
+        fits = bool(tables) and USERS in block.parameters
+        check_model(block, fits, "users and items in one embedding space, as in model mf")
         return tables[0]
 
 

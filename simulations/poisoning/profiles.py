@@ -12,13 +12,13 @@ from torch import Tensor
 
 from clients.malicious import MaliciousBlock
 from fedrec.data.malicious_users import Known
-from fedrec.errors import ExperimentError
 from fedrec.sums.products import BIAS, chosen_items
 from simulations.poisoning.base import (
     ProfileConfig,
     ProfilePoisoning,
     UpdatePoisoning,
     UpdatePoisoningConfig,
+    check_model,
     gradients_of,
     target_scores,
     with_fillers,
@@ -155,13 +155,8 @@ class ProductBoosting(UpdatePoisoning):
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft equal matrices or equal counts for all clients, `[C, ...]` by parameter."""
         name = block.model.products
-        if not name:
-            raise ExperimentError(
-                f"model {type(block.model).__name__} is not computed from products of items",
-                expected="model.name = 'item-weights' or 'fold-in'",
-                got=", ".join(block.shared),
-                fix="choose another attack, such as random",
-            )
+        products = "a model of products of items: model.name = 'item-weights' or 'fold-in'"
+        check_model(block, bool(name), products)
         if getattr(block.step, "outer", False):
             change = self._pairs(block, block.parameters[name])
         else:

@@ -17,12 +17,13 @@ import torch
 
 from clients.node import Node
 from clients.step import Step
-from fedrec.components.registry import SAMPLER, resolve
+from fedrec.components.registry import SAMPLER
 from fedrec.data.population import POPULATIONS
 from fedrec.evaluation.lists import ranking_metrics
 from fedrec.evaluation.tables import group_gaps
 from fedrec.experiment.loading import read
 from fedrec.experiment.schema import Experiment, marked
+from fedrec.experiment.sections import component_of
 from fedrec.experiment.tables import TRIED
 from fedrec.report.rows import epsilon_of
 from fedrec.rng import stream
@@ -190,9 +191,7 @@ def never_drawn(experiment: Experiment) -> dict[str, np.ndarray]:
 
 def _rounds_of(experiment: Experiment, training: np.ndarray) -> dict[int, list[int]]:
     """Rounds of each client that took part."""
-    sampler = resolve(SAMPLER, experiment.sampler.name)(
-        experiment.settings(SAMPLER), training, experiment.seed
-    )
+    sampler = component_of(SAMPLER, experiment.sampler, training, experiment.seed)
     rounds: dict[int, list[int]] = {}
     for number in range(1, experiment.rounds + 1):
         for client in sampler.sample(number).tolist():

@@ -18,6 +18,7 @@ from fedrec.components.registry import PERTURBATION
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.splits.rules import BoundedConfig
+from fedrec.experiment.sections import component_of
 from fedrec.perturb.substitutes import FIGURE
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound
@@ -80,7 +81,7 @@ def one_rating(job: TaskJob, dataset: str, ratings: int, epsilon: float) -> list
     config = DpsgdPnbmConfig(
         epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1
     )
-    bound = audit_one_rating(config, ratings, 20 if job.quick else 1000).epsilon
+    bound = audit_one_rating(config, ratings, 20 if job.quick else 1000)
     row = f"{ratings} ratings, epsilon {epsilon:g}"
     return [Found(dataset, row, "epsilon at least", bound)]
 
@@ -153,7 +154,7 @@ def network(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
     loaded = job.experiment(experiment)
     schema = Population.of(loaded).schema()
     settings: Any = loaded.settings(registry.MODEL)
-    model = registry.resolve(registry.MODEL, loaded.model.name)(settings, schema)
+    model = component_of(registry.MODEL, loaded.model, schema)
     step: Any = loaded.settings(registry.STEP)
     sampler: Any = loaded.settings(registry.SAMPLER)
     parameters = model.initial(torch_stream(loaded.seed, "init")).values()

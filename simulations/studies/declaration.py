@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -223,15 +224,6 @@ class Task:
     sample: bool = True
     variables: frozenset[str] = frozenset()
 
-    def work(self, job: TaskJob) -> list[Found]:
-        """Compute the numbers.
-
-        Raises:
-            ExperimentError: the measure does not have an option.
-            FedrecError: a run failed.
-        """
-        return list(self.resolved()(job))
-
     def resolved(self) -> Callable[[TaskJob], Iterable[Found]]:
         """Bind the options to the measure.
 
@@ -246,27 +238,41 @@ class Task:
 
 
 @dataclass(frozen=True)
-class TaskJob:
-    """One execution of a task.
+class Job(ABC):
+    """A unit of work, which is sent to other processes.
 
     Attributes:
-        folder: folder of its runs and `found.json`; existing runs are continued.
+        folder: its folder, whose name is unique in the study.
+    """
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return self.folder.name
+
+    @abstractmethod
+    def perform(self, callbacks: Sequence[Callback]) -> None:
+        """Do the work, or the remaining part, with callbacks of its runs."""
+
+
+@dataclass(frozen=True)
+class TaskJob(Job):
+    """One execution of a task; existing runs in its folder are continued, and `found.json` has the
+    numbers.
+
+    Attributes:
         seed: seed of the experiments.
         quick: whether to run a small test: synthetic data, two rounds, few users.
         task: the task to execute.
         callbacks: callbacks of its runs.
     """
 
-    folder: Path
     seed: int
     quick: bool
     task: Task
     callbacks: Sequence[Callback] = ()
-
-    @property
-    def name(self) -> str:
-        """Name made of the task and the seed."""
-        return self.folder.name
 
     @property
     def run_path(self) -> Path:
@@ -276,7 +282,7 @@ class TaskJob:
     def perform(self, callbacks: Sequence[Callback]) -> None:
         """Do the work, or the remaining part, and save the results."""
         started = time.perf_counter()
-        numbers = self.task.work(replace(self, callbacks=callbacks))
+        numbers = list(self.task.resolved()(replace(self, callbacks=callbacks)))
         seconds = round(time.perf_counter() - started, 1)
         table = {"found": [asdict(number) for number in numbers], "seconds": seconds, **made()}
         text = json.dumps(finite(table), indent=1, allow_nan=False)

@@ -16,20 +16,19 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel
 
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import DataSettings
-from fedrec.privacy.accounting.accountant import Law, RandomTrials
+from fedrec.privacy.accounting.accountant import RandomTrials
 from fedrec.privacy.accounting.backends import Autodp
 from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import stream
@@ -47,25 +46,14 @@ CHOSEN = "chosen"
 """Publishable folder of a sweep."""
 
 
-class PrivateChoice(BaseModel, frozen=True, extra="forbid"):
-    """Distribution of the number of trials of a private choice.
-
-    Attributes:
-        law: distribution of the number of trials.
-        mean: its mean.
-    """
-
-    law: Law
-    mean: float
-
-    def draws(self, experiment: Experiment, name: str, *address: int) -> np.random.Generator:
-        """Random generator of the choice, which must be secret. In mode `secure` it is seeded by
-        the operating system, so that neither a published seed nor initial values derived from it
-        reveal the trial's number; in mode `reproducible` it follows from the experiment's seed, so
-        that a simulation can be repeated."""
-        if experiment.hides_cohorts:
-            return np.random.default_rng(secrets.randbits(256))
-        return stream(experiment.seed, f"private-choice/{name}", *address)
+def choice_stream(experiment: Experiment, name: str, *address: int) -> np.random.Generator:
+    """Random generator of a private choice, which must be secret. In mode `secure` it is seeded by
+    the operating system, so that neither a published seed nor initial values derived from it
+    reveal the trial's number; in mode `reproducible` it follows from the experiment's seed, so
+    that a simulation can be repeated."""
+    if experiment.hides_cohorts:
+        return np.random.default_rng(secrets.randbits(256))
+    return stream(experiment.seed, f"private-choice/{name}", *address)
 
 
 @dataclass(frozen=True)
@@ -76,14 +64,14 @@ class ChoiceCost:
         epsilon: epsilon of all published results.
         delta: delta of this epsilon.
         once: epsilon of one trial by the same accountant.
-        choice: how the setting is chosen.
+        choice: distribution of the number of trials.
         aim: the metric.
     """
 
     epsilon: float
     delta: float
     once: float
-    choice: PrivateChoice
+    choice: RandomTrials
     aim: str
 
     def lines(self) -> list[str]:
@@ -105,20 +93,20 @@ class ChoiceCost:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "method": f"Rényi curve of the best of a random ({self.choice.law}) number of trials",
-            "choice": self.choice.model_dump(),
+            "choice": asdict(self.choice),
             "in words": self.lines(),
         }
 
 
 def cost_of(
-    experiment: Mapping[str, Any], space: Space, choice: PrivateChoice, aim: str
+    experiment: Mapping[str, Any], space: Space, choice: RandomTrials, aim: str
 ) -> ChoiceCost:
     """Compute the cost of a private choice among the settings of a grid.
 
     Args:
         experiment: table of the experiment that is varied.
         space: lists of values; the most expensive setting counts at each Rényi order.
-        choice: how the setting is chosen.
+        choice: distribution of the number of trials.
         aim: the metric.
 
     Raises:
@@ -140,7 +128,7 @@ def cost_of(
         deltas.append(plans.delta)
     curve = np.max(curves, axis=0)
     delta = max(deltas)
-    epsilon = RandomTrials(choice.law, choice.mean).epsilon(curve[:-1], delta)
+    epsilon = choice.epsilon(curve[:-1], delta)
     return ChoiceCost(epsilon, delta, float(epsilon_of(curve, delta)), choice, aim)
 
 

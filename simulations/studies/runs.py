@@ -11,12 +11,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ from fedrec.runtime.files import read_json, require_new_folder, write_atomically
 from server.callbacks.base import Callback
 from server.callbacks.progress import Progress
 from simulations import runner
-from simulations.studies.declaration import Found, Study, TaskJob, unknown
+from simulations.studies.declaration import Found, Job, Study, TaskJob, unknown
 from simulations.studies.tables import duration
 
 # Runs of a study, each in its own folder, and their numbers.
@@ -168,18 +168,6 @@ def _interval(
 # Execution of jobs: sequentially in this process, or in parallel as Ray tasks, with equal numbers.
 
 
-class Job(Protocol):
-    """A unit of work in its own folder, which is sent to other processes."""
-
-    @property
-    def name(self) -> str:
-        """Unique in its study."""
-        ...
-
-    def perform(self, callbacks: Sequence[Callback]) -> None:
-        """Do the work, or the remaining part, with callbacks of its run."""
-
-
 J = TypeVar("J", bound=Job)
 
 
@@ -260,11 +248,8 @@ def attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
 
 def _here(jobs: Iterator[J], quiet: bool) -> Iterator[tuple[J, str | None]]:
     for job in jobs:
-        progress = Progress()
-        try:
+        with closing(Progress()) as progress:
             failure = attempt(job, [] if quiet else [progress])
-        finally:
-            progress.close()
         yield job, failure
 
 

@@ -41,16 +41,15 @@ from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
-from simulations import runner
+from simulations.studies.declaration import Job, unknown
 from simulations.studies.private import (
     CHOSEN,
     ChoiceCost,
-    PrivateChoice,
-    check_same_data,
+    choice_stream,
     cost_of,
     publish,
 )
-from simulations.studies.runs import StudyFolder, execute
+from simulations.studies.runs import StudyFolder, execute, run_once
 from simulations.studies.search import (
     MOST,
     Point,
@@ -93,7 +92,7 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
     method: Method
     trials: int
     aims: tuple[str, ...] = ()
-    private: PrivateChoice | None = None
+    private: RandomTrials | None = None
 
     @cached_property
     def space(self) -> Space:
@@ -158,7 +157,7 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
             return grid(self.space)[number]
         if self.private is not None:  # uniformly, whatever was tried before
             points = grid(self.space)
-            draws = self.private.draws(load(self.experiment), "setting", number)
+            draws = choice_stream(load(self.experiment), "setting", number)
             return points[int(draws.integers(len(points)))]
         if self.method == "random":
             return unlike(tried, lambda attempt: drawn(self.space, seed, number, attempt))
@@ -200,24 +199,43 @@ def plan_of(
     table = read(source, fixed)
     space = space_of(vary := tuple(vary))
     base = load(table)
-    _check_options(space, seeds, trials, optimise, choose)
+    aims = tuple(optimise or choose)
+    most = f"1 to {MOST}"
+    count = 1 if trials is None else trials
+    varied = bool(space) or not (optimise or trials)
+    one_each = seeds == 1 and len(choose) == 1
+    rules = (
+        (1 <= seeds <= MOST, "invalid number of seeds", most, seeds, "--seeds 3"),
+        (1 <= count <= MOST, "invalid number of trials", most, trials, "--trials 20"),
+        (
+            not (optimise and choose),
+            "--optimise and --choose cannot be combined",
+            "--optimise or --choose",
+            "both",
+            "leave --choose out",
+        ),
+        (len(aims) <= 2, "too many metrics", "one or two metrics", len(aims), "leave some out"),
+        (varied, "no keys to vary", "--vary KEY=...", "none", "--vary KEY={low=.., high=..}"),
+        (
+            private is None or one_each,
+            "a private choice needs one aim and one run per trial",
+            "--choose METRIC without --seeds (seeds are drawn)",
+            f"{len(choose)} metrics, --seeds {seeds}",
+            "--choose hits@10; more trials: --trials",
+        ),
+    )
+    for holds, problem, expected, got, fix in rules:
+        if not holds:
+            raise ExperimentError(problem, expected=expected, got=str(got), fix=fix)
     table = {**table, "engine": {"name": "serial", **table.get("engine", {})}}
     method: Method = "optimise" if optimise else "random" if trials else "grid"
     choice = None
     chosen_seeds = range(base.seed, base.seed + seeds)
     if private is not None:
-        if seeds != 1 or len(choose) != 1:
-            raise _error(
-                "a private choice needs one aim and one run per trial",
-                "--choose METRIC without --seeds (seeds are drawn)",
-                f"{len(choose)} metrics, --seeds {seeds}",
-                "--choose hits@10; more trials: --trials",
-            )
         method = "private"
-        number = RandomTrials(private, trials or TRIALS)
-        choice = PrivateChoice(law=private, mean=number.mean)
-        trials = number.draw(choice.draws(base, "trials"))
-        chosen_seeds = choice.draws(base, "seeds").integers(_SEEDS, size=trials).tolist()
+        choice = RandomTrials(private, trials or TRIALS)
+        trials = choice.draw(choice_stream(base, "trials"))
+        chosen_seeds = choice_stream(base, "seeds").integers(_SEEDS, size=trials).tolist()
         table["split-seed"] = base.seed_of_split
     points = grid(space) if method in ("grid", "private") else [{}]
     plan = SweepPlan(
@@ -226,75 +244,39 @@ def plan_of(
         seeds=tuple(chosen_seeds),
         method=method,
         trials=len(points) if method == "grid" else TRIALS if trials is None else trials,
-        aims=tuple(optimise or choose),
+        aims=aims,
         private=choice,
     )
-    settings = [plan.at(point, base.seed) for point in points]
-    if private is not None:
-        check_same_data(settings)
+    for point in points:
+        plan.at(point, base.seed)  # raises errors
     return plan
 
 
-def _check_options(
-    space: Space,
-    seeds: int,
-    trials: int | None,
-    optimise: Sequence[str],
-    choose: Sequence[str],
-) -> None:
-    for what, count, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
-        if count is not None and not 1 <= count <= MOST:
-            raise _error(f"invalid number of {what}", f"1 to {MOST}", str(count), fix)
-    aims = ", ".join(optimise or choose)
-    if optimise and choose:
-        problem = "--optimise and --choose cannot be combined"
-        raise _error(problem, "--optimise or --choose", "both", "leave --choose out")
-    if len(optimise or choose) > 2:
-        raise _error("too many metrics", "one or two metrics", aims, "leave some out")
-    if not space and (optimise or trials is not None):
-        fix = "--vary KEY={low=.., high=..}" if trials is None else "--seeds 3 varies seeds"
-        raise _error("no keys to vary", "--vary KEY=...", "none", fix)
-
-
-def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
-    return ExperimentError(problem, expected=expected, got=got, fix=fix)
-
-
 @dataclass(frozen=True)
-class SweepJob:
-    """One run of a sweep.
+class SweepJob(Job):
+    """One run of a sweep, in its run folder, which may not exist yet.
 
     Attributes:
-        run_path: folder of the run, which may not exist yet.
         plan: plan of the sweep.
         trial: number of the setting, from 0.
         point: the setting.
         seed: of the run.
     """
 
-    run_path: Path
     plan: SweepPlan
     trial: int
     point: Point
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Name of its run folder."""
-        return self.run_path.name
-
     def run(self) -> RunFolder | None:
         """Folder of the run, if it has begun."""
-        return RunFolder(self.run_path) if (self.run_path / "run.json").is_file() else None
+        return RunFolder(self.folder) if (self.folder / "run.json").is_file() else None
 
     def perform(self, callbacks: Sequence[Callback]) -> None:
         """Run the setting, or the remaining part of its run."""
-        experiment = self.plan.at(self.point, self.seed)
-        if self.run() is not None:
-            runner.resume(self.run_path, callbacks=callbacks)
-            return
-        shutil.rmtree(self.run_path, ignore_errors=True)  # of an interrupted start
-        runner.run(experiment, output=self.run_path, callbacks=callbacks)
+        if self.run() is None:
+            shutil.rmtree(self.folder, ignore_errors=True)  # of an interrupted start
+        run_once(self.plan.at(self.point, self.seed), self.folder, callbacks)
 
 
 class SweepFolder(StudyFolder):
@@ -303,6 +285,9 @@ class SweepFolder(StudyFolder):
     Args:
         path: an existing sweep folder; use `opened` for a new one.
 
+    Attributes:
+        failures: errors by name of the runs that ended with one, in this process.
+
     Raises:
         RunError: `path` is not a sweep, or its files are damaged.
     """
@@ -310,6 +295,7 @@ class SweepFolder(StudyFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path, SWEEP, "sweep")
         self._values: dict[str, dict[str, float]] = {}
+        self.failures: dict[str, str] = {}
         try:
             self.plan = SweepPlan.model_validate(self.read(SWEEP))
             self.plan.space  # noqa: B018  # malformed texts are damage, too
@@ -370,11 +356,8 @@ class SweepFolder(StudyFolder):
         """True if the run of a private choice is published."""
         return (self.path / CHOSEN / "result.json").is_file()
 
-    def runs(self, failures: Iterable[str] = ()) -> pd.DataFrame:
+    def runs(self) -> pd.DataFrame:
         """Table of the runs.
-
-        Args:
-            failures: names of runs that ended with an error.
 
         Returns:
             One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, metrics
@@ -385,7 +368,7 @@ class SweepFolder(StudyFolder):
             run = job.run()
             state = "waiting" if run is None else run.status()["state"]
             row = {"trial": job.trial + 1, **{key: _shown(job.point[key]) for key in job.point}}
-            row |= {"seed": job.seed, "state": "failed" if job.name in failures else state}
+            row |= {"seed": job.seed, "state": "failed" if job.name in self.failures else state}
             row |= self.values(job) or {}
             split = read(self.plan.experiment, overrides(job.point)).get("split")
             leaks = isinstance(split, dict) and bool(split.get("leaky-negatives"))
@@ -395,26 +378,25 @@ class SweepFolder(StudyFolder):
         table = pd.DataFrame(rows, columns=None if rows else head)
         return table if any(row[LEAK] for row in rows) else table.drop(columns=LEAK)
 
-    def tables(self, failures: Iterable[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Write runs.csv and settings.csv, and return both, see `runs` and `setting_rows`."""
-        runs = self.runs(failures)
+        runs = self.runs()
         settings = setting_rows(list(self.plan.space), runs)
         write_atomically(self.path / "runs.csv", runs.to_csv(index=False), durable=False)
         write_atomically(self.path / "settings.csv", settings.to_csv(), durable=False)
         return runs, settings
 
-    def ended(self, failures: Iterable[str]) -> dict[int, list[float]]:
+    def ended(self) -> dict[int, list[float]]:
         """Mean aims of settings without a run to do, by number, from 0; NaN if a run failed.
 
         Raises:
             ExperimentError: finished runs do not have an aim.
         """
-        runs = self.runs(failures)
+        runs = self.runs()
         aims = list(self.plan.aims)
         for aim in set(aims) - set(runs.columns) if "finished" in set(runs["state"]) else ():
             known = {name for job in self.jobs() for name in self.values(job) or ()}
-            fix = "known: " + ", ".join(sorted(known))
-            raise _error(f"unknown aim {aim!r}", "a metric of the runs", aim, fix)
+            raise unknown("aim", aim, sorted(known))
         means: dict[int, list[float]] = {}
         for trial, group in runs.groupby("trial"):
             if set(group["state"]) <= {"finished", "failed"}:
@@ -523,12 +505,11 @@ def sweep(
         installed()
     plan.cost  # noqa: B018  # raises errors before the first run
     folder = SweepFolder.opened(output, plan)
-    failures: dict[str, str] = {}
     with folder.lock():
         try:
             for _ in execute(
-                _remaining(folder, failures),
-                failures,
+                _remaining(folder),
+                folder.failures,
                 total=folder.plan.trials * folder.plan.runs_each,
                 done=sum(folder.values(job) is not None for job in folder.jobs()),
                 describe=lambda job: _main_metrics(folder, job),
@@ -537,21 +518,21 @@ def sweep(
                 device=str(plan.experiment.get("engine", {}).get("device", "auto")),
                 quiet=quiet,
             ):
-                folder.tables(failures)
+                folder.tables()
         finally:
             with suppress(FedrecError):
-                folder.tables(failures)
-        return result_of(folder, failures)
+                folder.tables()
+        return result_of(folder)
 
 
-def _remaining(folder: SweepFolder, failures: Mapping[str, str]) -> Iterator[SweepJob]:
+def _remaining(folder: SweepFolder) -> Iterator[SweepJob]:
     """Generate the remaining runs; proposed settings depend on earlier results. After a private
     choice there are no more runs, because another choice would be another release."""
     trial = 0
     while not folder.published:
         tried = folder.trials()
         if trial == len(tried):
-            point = folder.plan.next_point(tried, lambda: folder.ended(failures))
+            point = folder.plan.next_point(tried, folder.ended)
             if point is None:
                 return
             folder.add_trial(point)
@@ -568,16 +549,10 @@ def _main_metrics(folder: SweepFolder, job: SweepJob) -> str:
     return "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(1, len(aims))])
 
 
-def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) -> SweepResult:
+def result_of(folder: SweepFolder) -> SweepResult:
     """Results of a sweep so far; selected settings are written as experiments on the test rows, and
-    the run of a private choice is published after the last run.
-
-    Args:
-        folder: folder of the sweep.
-        failures: errors by name of the run.
-    """
-    failures = failures or {}
-    runs, settings = folder.tables(failures)
+    the run of a private choice is published after the last run."""
+    runs, settings = folder.tables()
     plan = folder.plan
     jobs = folder.jobs()
     ended = len(settings) >= plan.trials and set(runs["state"]) <= {"finished", "failed"}
@@ -588,13 +563,13 @@ def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) ->
         job = next(job for job in jobs if job.trial == trial - 1)
         if plan.cost is not None:
             score = float(settings[plan.aims[0]].to_dict()[trial])
-            publish(RunFolder(job.run_path), score, plan.cost, folder.path)
+            publish(RunFolder(job.folder), score, plan.cost, folder.path)
             continue
         text = load(plan.at(job.point, job.seed).table(), ["evaluation.held-out=test"]).toml()
         write_atomically(chosen_file(folder.path, trial), text)
     begun = [run for job in jobs if (run := job.run()) is not None]
     total = total_of(begun, chosen=bool(plan.aims))
-    return SweepResult(folder.path, plan, runs, settings, tuple(chosen), failures, total)
+    return SweepResult(folder.path, plan, runs, settings, tuple(chosen), folder.failures, total)
 
 
 def chosen_file(folder: Path, trial: int) -> Path:

@@ -181,7 +181,7 @@ def test_what_is_run_again_comes_out_as_recorded(name, only, tolerance, tmp_path
 def test_epsilons_come_out_as_recorded(name, tmp_path):
     """Those of the smallest cohort."""
     job = TaskJob(tmp_path / "job", 0, True, STUDIES[name].tasks[0])
-    found = job.task.work(job)
+    found = list(job.task.resolved()(job))
     assert len(found) == 12
     for one in found:
         known = RESULTS[name].rows[one.model][one.metric].mean

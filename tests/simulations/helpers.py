@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 from fedrec.errors import FedrecError
 from simulations.engines import flower
@@ -58,6 +59,15 @@ def fuzzed(count):
             HealthCheck.data_too_large,
         ],
     )
+
+
+BYTES = st.binary(max_size=9)
+
+
+def spliced(draw, content, new=BYTES):
+    """The content with some bytes replaced, removed or inserted."""
+    place = draw(st.integers(0, len(content)))
+    return content[:place] + draw(new) + content[place + draw(st.integers(0, 9)) :]
 
 
 def told(action, *arguments):

@@ -46,7 +46,7 @@ from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
 from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
 from simulations.studies.sweep import plan_of as plan_of_sweep
-from tests.simulations.helpers import fuzzed, told
+from tests.simulations.helpers import fuzzed, spliced, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a
 # traceback.
@@ -239,8 +239,7 @@ def damage(file, before, data):
     elif how == "json":
         file.write_text(json.dumps(data.draw(VALUES)))
     else:
-        place = data.draw(st.integers(0, len(before)))
-        file.write_bytes(before[:place] + data.draw(st.binary(max_size=9)) + before[place:])
+        file.write_bytes(spliced(data.draw, before))
 
 
 @pytest.mark.slow
@@ -380,9 +379,7 @@ def test_parquet_files(tmp_path, data):
     except (ValueError, OverflowError, TypeError):  # pyarrow has no such column
         return
     if data.draw(st.booleans()):
-        content = file.read_bytes()
-        place = data.draw(st.integers(0, len(content)))
-        file.write_bytes(content[:place] + data.draw(st.binary(max_size=9)) + content[place + 3 :])
+        file.write_bytes(spliced(data.draw, file.read_bytes()))
     try_own(file)
 
 
@@ -414,8 +411,7 @@ def archives(draw):
     if draw(st.booleans()):
         found = gzip.compress(found, mtime=0)  # tarfile writes the time, other inputs in each run
     for _ in range(draw(st.integers(0, 2))):
-        place = draw(st.integers(0, len(found)))
-        found = found[:place] + draw(st.binary(max_size=6)) + found[place + 4 :]
+        found = spliced(draw, found)
     return found
 
 
@@ -443,10 +439,8 @@ def test_vectors_of_items(tmp_path, data):
     file = tmp_path / "v.npy"
     np.save(file, np.zeros(shape, kind))
     (tmp_path / "v.txt").write_text(data.draw(st.sampled_from(["a\nb\nc\n", "a\n", "", "a\na"])))
-    content = file.read_bytes()
     if data.draw(st.booleans()):
-        place = data.draw(st.integers(0, len(content)))
-        file.write_bytes(content[:place] + data.draw(st.binary(max_size=9)) + content[place + 2 :])
+        file.write_bytes(spliced(data.draw, file.read_bytes()))
     found = told(lambda: read_vectors(file, ids, complete=data.draw(st.booleans())))
     assert isinstance(found, str) or np.isfinite(found.values).all()
 
@@ -591,17 +585,11 @@ def test_content_of_the_wire(data):
         "n": np.arange(3),
     }
     content = for_the_network(RecordDict({"arrays": to_record(arrays)}))
-    body = bytearray(content["arrays"][_PACKED].data)
+    body = content["arrays"][_PACKED].data
+    texts = [b"[1048576,1048576]", b'"fedrec.rows 1"', b'"O"', b"-1", b"[" * 9999]
     for _ in range(data.draw(st.integers(0, 3))):
-        place = data.draw(st.integers(0, len(body)))
-        new = data.draw(
-            st.binary(max_size=9)
-            | st.sampled_from(
-                [b"[1048576,1048576]", b'"fedrec.rows 1"', b'"O"', b"-1", b"[" * 9999]
-            )
-        )
-        body[place : place + data.draw(st.integers(0, 9))] = new
-    packed = Array("uint8", (len(body),), _PACKED, bytes(body))
+        body = spliced(data.draw, body, st.binary(max_size=9) | st.sampled_from(texts))
+    packed = Array("uint8", (len(body),), _PACKED, body)
     content["arrays"] = ArrayRecord({_PACKED: packed})
     found = from_the_network(content)
     if list(found["arrays"]) != [_PACKED]:

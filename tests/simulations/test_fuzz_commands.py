@@ -31,7 +31,7 @@ from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
 from server.deployed.discovery import Discovery, write_roster
 from simulations import cli
-from tests.simulations.helpers import fuzzed, told
+from tests.simulations.helpers import fuzzed, spliced, told
 
 # Random input on the command line, in messages, and in the files of nodes and servers is accepted
 # or refused with a reason, never with a traceback.
@@ -138,12 +138,11 @@ def run_command(line, monkeypatch, capfd):
 def test_packed_arrays(data):
     """An invalid message body is an error that the reader of the message catches."""
     arrays = [PackedArray("w", "float32", (2,), "numpy.ndarray", b"\0" * 8)]
-    body = bytearray(packed(arrays))
+    body = packed(arrays)
     for _ in range(data.draw(st.integers(0, 3))):
-        place = data.draw(st.integers(0, len(body)))
-        body[place : place + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+        body = spliced(data.draw, body)
     try:
-        parts = opened(bytes(body))
+        parts = opened(body)
     except Exception as error:
         assert not isinstance(error, MemoryError)
         return
@@ -176,13 +175,10 @@ def test_a_damaged_order_is_refused_in_words(data):
 def damaged(content, data):
     """Some bytes of a file replaced, removed or inserted."""
     how = data.draw(st.sampled_from(["cut", "bytes", "text", "empty"]))
-    place = data.draw(st.integers(0, len(content)))
     if how == "cut":
-        return content[:place]
+        return content[: data.draw(st.integers(0, len(content)))]
     if how == "bytes":
-        return (
-            content[:place] + data.draw(st.binary(min_size=1, max_size=40)) + content[place + 9 :]
-        )
+        return spliced(data.draw, content, st.binary(min_size=1, max_size=40))
     return b"" if how == "empty" else data.draw(st.text(max_size=30)).encode("utf-8", "replace")
 
 

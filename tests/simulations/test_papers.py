@@ -16,7 +16,6 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.plan import Plan
-from simulations import runner
 from simulations.reproduce import dp_vae
 from simulations.reproduce.bench import (
     CHANCE,
@@ -232,24 +231,17 @@ def test_the_shipped_phases_compose_to_the_target():
 # What tasks measure beyond the metrics of a run, on small runs and by hand.
 
 
-@pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    small = ["rounds=1", "engine.name=serial", "dataset.users=60", "dataset.items=40"]
+def test_the_gap_is_the_difference_of_the_means_with_an_interval_over_users(run_tiny):
     baselines = "['popularity', {name='dp-popularity', epsilon=20.0}]"
-    overrides = [*small, "evaluation.every=0", f"evaluation.baselines={baselines}"]
-    output = tmp_path_factory.mktemp("measures") / "run"
-    return runner.run("privrec-synthetic", overrides, output=output)
-
-
-def test_the_gap_is_the_difference_of_the_means_with_an_interval_over_users(result):
-    mean, low, high = gap(result, "dp-popularity", "hits@20")
-    other = result.baselines["dp-popularity"]["hits@20"]
-    assert mean == pytest.approx(result.metrics["hits@20"] - other)
+    result = run_tiny("evaluation.users=12", f"evaluation.baselines={baselines}")
+    mean, low, high = gap(result, "dp-popularity", "hits@5")
+    other = result.baselines["dp-popularity"]["hits@5"]
+    assert mean == pytest.approx(result.metrics["hits@5"] - other)
     # A baseline against itself has no spread; the system against it has that of its users.
     everyone = replace(result, users=result.users * 0)
-    flat, under, over = gap(everyone, "popularity", "hits@20")
-    assert flat == pytest.approx(-result.baselines["popularity"]["hits@20"])
-    bounds = ttest_1samp(result.users["hits@20"].to_numpy(), 0).confidence_interval()
+    flat, under, over = gap(everyone, "popularity", "hits@5")
+    assert flat == pytest.approx(-result.baselines["popularity"]["hits@5"])
+    bounds = ttest_1samp(result.users["hits@5"].to_numpy(), 0).confidence_interval()
     # a triangle inequality of standard deviations
     assert 0 < high - low < over - under + 2 * (bounds[1] - bounds[0])
 

@@ -178,7 +178,7 @@ def test_explicit_boosting_has_the_norm_of_its_settings(norm, block_of):
 
 @pytest.mark.parametrize("name", ["a-ra", "explicit-boosting", "fedrec-attack", "cluster-attack"])
 def test_models_of_histories_are_refused(name, run_tiny):
-    with pytest.raises(ExperimentError, match=r"cannot attack|by histories"):
+    with pytest.raises(ExperimentError, match="cannot attack"):
         run_tiny(
             f"adversary={{attack='{name}',clients=3}}",
             "model={name='item-weights',items=12}",
@@ -197,10 +197,8 @@ PUBLIC = np.repeat(np.arange(ITEMS), np.arange(ITEMS)[::-1] // 10)  # item 0 is 
 
 
 def profile(name, seed=0, **settings):
-    table = Section.model_validate({"name": name, **settings})
-    attack = resolve(POISONING, name)(component_settings(POISONING, table))
     known = Known(ITEMS, TARGETS, np.array([9]), 1, 30, np.array([0, len(PUBLIC)]), PUBLIC, seed=0)
-    return attack.profile(known, np.random.default_rng(seed))
+    return attack_of(name, **settings).profile(known, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("name", ["random", "bandwagon", "popular"])
@@ -388,9 +386,6 @@ def test_a_hum_reaches_the_exposure_of_its_log(exposure):
     assert exposure(A_HUM, "a-hum-ml-1m", *overrides, k=20, suffix="dat") >= 0.95
 
 
-# What is said of an adversary with the results of a run.
-
-
 # Whole private runs on two tables that differ in one client: for every split and perturbation that
 # private runs accept, and for central and federated systems, the exact sums move by at most what
 # the ledger charges.
@@ -498,24 +493,23 @@ def largest_share(
     return max(shares)
 
 
+CENTRAL = ("dp-popularity', clip-norm=0.5", "dp-gram', items=6")
+CHARGED = [
+    *([*system, f"split={split}"] for system in (GRAM, MEANS) for split in SPLITS),
+    *([*GRAM, "split={name='leave-one-out'}", f"perturb={one}"] for one in PERTURBED),
+    *(
+        [*GRAM[:3], f"split={split}", f"evaluation.baselines=[{{name='{system}}}]"]
+        for system in CENTRAL
+        for split in SPLITS
+    ),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("system", [GRAM, MEANS], ids=["gram", "means"])
-def test_sums_of_a_federated_run_move_by_what_is_charged(play, system, split):
-    settings = [*system, f"split={split}"]
+@pytest.mark.parametrize("settings", CHARGED, ids=lambda settings: " ".join(settings[-2:]))
+def test_sums_move_by_what_is_charged(play, settings):
     before = play(table_of(OWN), settings)
     assert all(any(value.any() for value in release.exact.values()) for release in before[0])
-    shares = [
-        largest_share(before, play(table_of(other), settings, before[0])) for other in NEIGHBOURS
-    ]
-    assert max(shares) <= 1 + 1e-4, shares
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("perturbation", PERTURBED)
-def test_sums_of_perturbed_rows_move_by_what_is_charged(play, perturbation):
-    settings = [*GRAM, "split={name='leave-one-out'}", f"perturb={perturbation}"]
-    before = play(table_of(OWN), settings)
     shares = [
         largest_share(before, play(table_of(other), settings, before[0])) for other in NEIGHBOURS
     ]
@@ -528,18 +522,6 @@ def test_sums_move_by_what_is_charged_when_a_client_is_removed(play):
     settings = [*GRAM, ADD_REMOVE, "split={name='user-holdout', stream='client', test-users=0.3}"]
     before = play(table_of(OWN), settings)
     assert largest_share(before, play(table_of(None), settings, before[0])) <= 1 + 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("system", ["dp-popularity', clip-norm=0.5", "dp-gram', items=6"])
-def test_sums_of_a_central_system_move_by_what_is_charged(play, system, split):
-    settings = [*GRAM[:3], f"split={split}", f"evaluation.baselines=[{{name='{system}}}]"]
-    before = play(table_of(OWN), settings)
-    shares = [
-        largest_share(before, play(table_of(other), settings, before[0])) for other in NEIGHBOURS
-    ]
-    assert max(shares) <= 1 + 1e-4, shares
 
 
 SHUFFLED = "split={name='ratio', stream='dataset'}"

@@ -81,7 +81,7 @@ def test_a_task_for_each_value_and_case_with_everything_filled_in(written):
     assert study.name == "mine table1" and study.title == "Rates on data"
     assert study.compared == (("mf 0.1", "other"), ("mf 1.0", "other"))
     found = {
-        (task.name, task.seconds, task.seeded): task.work(TaskJob(Path(), 0, False, task))
+        (task.name, task.seconds, task.seeded): task.resolved()(TaskJob(Path(), 0, False, task))
         for task in study.tasks
     }
     shared = "evaluation.every=0|rounds=3"
@@ -114,7 +114,7 @@ def test_a_file_that_is_wrong_is_refused_with_the_reason(written, before, after,
 def test_a_misspelt_key_of_a_task_is_refused(written):
     study = written(FILE.replace("b = 2", "datset = 2"))["table1"]
     with pytest.raises(ExperimentError, match="unknown key 'datset'") as refused:
-        study.tasks[-1].work(TaskJob(Path(), 0, False, study.tasks[-1]))
+        study.tasks[-1].resolved()
     assert "did you mean 'dataset'" in refused.value.text()
 
 

@@ -79,7 +79,7 @@ def test_a_run_that_was_broken_off_while_its_folder_was_made_begins_again(plan, 
     asked = plan()
     begun = SweepFolder.opened(tmp_path / "sweep", asked)
     begun.add_trial({"strategy.server-lr": 0.1})
-    half = begun.jobs()[0].run_path
+    half = begun.jobs()[0].folder
     half.mkdir(parents=True)
     (half / "experiment.toml").write_text("")
     assert set(sweep(asked, tmp_path / "sweep").runs["state"]) == {"finished"}
@@ -445,7 +445,7 @@ def test_equally_good_trials_publish_one_model(plan, tmp_path):
 )
 def test_settings_with_other_data_are_refused(plan, varied):
     with pytest.raises(ExperimentError, match="have different data") as refused:
-        privately(plan, vary=[varied])
+        _ = privately(plan, vary=[varied]).cost
     assert varied.partition("=")[0].partition(".")[0] in str(refused.value)
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discovery of real nodes, and the first rounds with them."""
 
-import math
 import stat
 from contextlib import nullcontext
 from types import SimpleNamespace

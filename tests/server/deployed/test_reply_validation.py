@@ -159,12 +159,15 @@ def test_a_bad_sum_is_left_out_and_the_others_count(bad):
 def bounded(validator, *sums, **order):
     """What is left of the sums of nodes 2, 3, ...: norm per weight, examples per client, weight."""
     found = [unpack_sum(one.content) for one in accepted(validator, *sums, **order)]
-    return [(_norm(one) / one.weight, one.examples / one.clients, one.weight) for one in found]
+    return [
+        (length(one.total) / one.weight, one.examples / one.clients, one.weight) for one in found
+    ]
 
 
-def _norm(one):
-    squares = [np.square(dense_change(own, THETA[name])).sum() for name, own in one.total.items()]
-    return float(np.sqrt(sum(squares)))
+def length(total):
+    """Norm of a sum of zeros' changes, whole or by rows."""
+    whole = [dense_change(own, np.zeros(own.shape)) for own in total.values()]
+    return float(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in whole)))
 
 
 @pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
