@@ -23,8 +23,7 @@ from fedrec.data.columns import ids_of, index_rows, numbers_of, times_of
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, labelled
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.recognition import repeated_rows
-from fedrec.data.tables import Columns, TableLayout, column_names, columns_of, read_table
+from fedrec.data.tables import Columns, TableLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
@@ -80,9 +79,8 @@ class Table(Reader):
 
     def read(self) -> Interactions:
         rows = self.interactions(read_table(self._path, self._layout()))
-        repeated = len(rows) - len(distinct(rows.users * rows.num_items + rows.items))
-        if repeated:
-            log.warning("%s: %s", self._path, repeated_rows(repeated, len(rows)))
+        if repeated := repeated_rows(rows):
+            log.warning("%s: %s", self._path, repeated)
         return rows
 
     def interactions(self, columns: Columns) -> Interactions:
@@ -179,7 +177,7 @@ class Table(Reader):
         """Names of columns, in place of a name of an additional table those of its columns."""
         layout = TableLayout.own({}, separator=self.config.separator)
         extras = self._extras
-        columns = (column_names(extras[n], layout) if n in extras else [n] for n in names)
+        columns = (table_start(extras[n], layout).names if n in extras else [n] for n in names)
         return [column for some in columns for column in some]
 
     def _features(
@@ -224,6 +222,14 @@ class Table(Reader):
         if taken:
             log.warning("feature %r is interpreted as %s", name, taken)
         return feature
+
+
+def repeated_rows(rows: Interactions) -> str:
+    """Describe the number of rows whose user and item are those of another row; empty if none."""
+    repeated = len(rows) - len(distinct(rows.pairs))
+    if not repeated:
+        return ""
+    return f"{repeated:,} of {len(rows):,} rows repeat the user and the item of another row"
 
 
 def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Interactions:

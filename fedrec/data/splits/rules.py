@@ -152,7 +152,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
     split = split_of(section, seed)
     users = interactions.users
     times = interactions.times
-    pairs = users * interactions.num_items + interactions.items
+    pairs = interactions.pairs
     with component_errors(SPLIT.name, type(split), "with these interactions"):
         partition = split.split(interactions)
         if not isinstance(partition, Partition):
