@@ -60,7 +60,6 @@ class TableLayout:
     Attributes:
         columns: name -> type: a NumPy integer or float type of all values; `str`; or None: numbers
             if all values are numbers, else text.
-        optional: likewise, columns that may be missing.
         settings: name -> the setting that names a column, for errors.
         separator: between two values; `"::"` is allowed. In a user's own table a space is any
             number of spaces.
@@ -71,7 +70,6 @@ class TableLayout:
     """
 
     columns: Types
-    optional: Types = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     separator: str = "\t"
     names: Literal["first line", "columns", "positions"] = "columns"
@@ -82,7 +80,6 @@ class TableLayout:
     def own(
         cls,
         columns: Types,
-        optional: Types | None = None,
         settings: Mapping[str, str] | None = None,
         *,
         separator: str = ",",
@@ -91,7 +88,7 @@ class TableLayout:
         """Create the layout of a user's own table: CSV whose values may be quoted or missing, in
         UTF-8 or UTF-16, optionally gzipped, with empty lines, titles and comments above."""
         names = "first line" if header else "positions"
-        return cls(columns, optional or {}, settings or {}, separator, names, True, None)
+        return cls(columns, settings or {}, separator, names, True, None)
 
     @property
     def delimiter(self) -> str:
@@ -209,8 +206,8 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
             or pyarrow is missing.
     """
     start = table_start(path, layout)
-    wanted = _wanted(str(path), layout, start.names)
-    for name in start.nested.keys() & wanted.keys():
+    _check_columns(str(path), layout, start.names)
+    for name in start.nested.keys() & layout.columns.keys():
         raise DataError(
             f"{path}, column {name!r} contains lists, structs or maps",
             expected="one value per row, such as a number or a text",
@@ -218,11 +215,11 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
             fix="write one row per value, or use another column",
         )
     if start.kind == "parquet":
-        frame = _read_parquet(path, list(wanted), rows)
+        frame = _read_parquet(path, list(layout.columns), rows)
     elif start.kind == "json":
         frame = _read_json(path, rows)
     else:
-        frame = _read_text(path, layout, start, wanted, rows)
+        frame = _read_text(path, layout, start, rows)
     return columns_of(str(path), frame, layout)
 
 
@@ -232,14 +229,15 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -
     Raises:
         DataError: a column is missing or duplicate, or a table with gaps has no rows.
     """
-    columns = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
+    _check_columns(table, layout, list(frame))
+    columns = {name: pd.Series(frame[name]) for name in layout.columns}
     if layout.gaps and not all(map(len, columns.values())):
         raise DataError(f"{table} has no rows", fix="give a table with at least one row")
     return columns
 
 
-def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str, type | None]:
-    """Select the columns of a layout that a table has, with their types.
+def _check_columns(table: str, layout: TableLayout, present: Sequence[str]) -> None:
+    """Check that a table has each column of a layout once.
 
     Raises:
         DataError: a column is missing or duplicate.
@@ -254,11 +252,8 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
                 fix=did_you_mean(column, present)
                 + (_NO_NAMES if layout.gaps and layout.names == "first line" else ""),
             )
-    optional = {name: kind for name, kind in layout.optional.items() if name in present}
-    for column in (wanted := {**layout.columns, **optional}):
         if present.count(column) > 1:
             raise DataError(f"{table}: duplicate column {column!r}", fix="rename one of them")
-    return wanted
 
 
 def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
@@ -316,12 +311,10 @@ def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
 
 
 def _read_text(
-    path: Path, layout: TableLayout, start: TableStart, wanted: Types, rows: int | None
+    path: Path, layout: TableLayout, start: TableStart, rows: int | None
 ) -> pd.DataFrame:
     names = start.names
-    kinds: dict = {
-        name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
-    }
+    kinds: dict = {n: object if kind is str else kind for n, kind in layout.columns.items() if kind}
     # The parser rejects duplicate names; these columns are not read.
     unique = [
         f"{name} ({index})" if names.count(name) > 1 else name for index, name in enumerate(names)
@@ -341,7 +334,7 @@ def _read_text(
                 header=0 if layout.names == "first line" else None,
                 names=unique,
                 # lines with too many values are accepted if columns are selected
-                usecols=list(wanted) if set(names) != set(wanted) else None,  # pyright: ignore[reportArgumentType]
+                usecols=list(layout.columns) if {*names} != {*layout.columns} else None,  # pyright: ignore[reportArgumentType]
                 dtype=kinds,
                 keep_default_na=False,
                 na_values=[""] if layout.gaps else None,

@@ -23,7 +23,7 @@ from fedrec.data.splits.rules import (
     partition_by,
     places,
 )
-from fedrec.data.time_order import TimeOrder
+from fedrec.data.time_order import time_positions
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.sections import Section
 
@@ -116,7 +116,7 @@ class TestRowsOfOneTime:
         users = np.repeat(np.arange(300), 8)
         times = np.tile([0, 1, 1, 1, 1, 1, 1, 2], 300)
         table = interactions(users, np.tile(np.arange(8), 300), times)
-        seeds = [TimeOrder(table, seed).positions.reshape(300, 8) for seed in range(2)]
+        seeds = [time_positions(table, seed).reshape(300, 8) for seed in range(2)]
         assert not np.array_equal(*seeds)
         for positions in seeds:
             assert (np.sort(positions) == np.arange(8)).all()
@@ -126,8 +126,8 @@ class TestRowsOfOneTime:
 
     def test_one_user_does_not_change_the_order_of_another(self):
         table = interactions([0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 3], np.zeros(7))
-        whole = TimeOrder(table, 5).positions
-        assert np.array_equal(TimeOrder(table.with_rows(slice(1, 7)), 5).positions[2:], whole[3:])
+        whole = time_positions(table, 5)
+        assert np.array_equal(time_positions(table.with_rows(slice(1, 7)), 5)[2:], whole[3:])
 
 
 @pytest.mark.slow
