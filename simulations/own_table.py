@@ -36,8 +36,8 @@ import pandas as pd
 from fedrec.components.registry import DATASET
 from fedrec.config import did_you_mean
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.data.readers.table import Table
-from fedrec.data.recognition import ROLES, Recognised, recognise
+from fedrec.data.readers.table import ROLES, Table
+from fedrec.data.recognition import Recognised, recognise
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedrec.data.columns import dates_of, numbers_of, typed
 from fedrec.data.interactions import Interactions
-from fedrec.data.readers.table import Table, TableConfig, repeated_rows
+from fedrec.data.readers.table import ROLES, Table, TableConfig, repeated_rows
 from fedrec.data.tables import (
     Columns,
     TableLayout,
@@ -96,7 +96,6 @@ def _are_values(texts) -> np.ndarray:
 
 
 _IDS = ("user", "item")
-ROLES = ("user", "item", "rating", "time")
 _RARE = 0.01  # share of the rows that may be beyond the scale of ratings
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
@@ -339,8 +338,8 @@ def recognise(
     """
     config = TableConfig.parse({**(given or {}), "path": path.resolve()}, at="dataset")
     possible = tuple(role for role in ROLES if rated or role != "rating")
-    stated = {role: getattr(config, role) for role in ROLES if role in config.model_fields_set}
-    known = {role: name for role, name in stated.items() if name is not None}
+    given_roles = config.model_fields_set
+    known = {role: name for role, name in config.columns.items() if role in given_roles}
     features = {*config.user_features, *config.item_features, *config.item_texts}
     features -= {*known.values()}
     layout = _layout(path, config)
@@ -395,7 +394,7 @@ def _check_given(path: Path, names: list[str], given: Mapping[str, str], telling
     """Check the number of usable columns, and the given ones.
 
     Raises:
-        DataError: there are fewer than two, or a given one is missing or has two roles.
+        DataError: there are fewer than two, or a given one is missing.
     """
     if len(names) < 2:
         raise DataError(
@@ -414,13 +413,6 @@ def _check_given(path: Path, names: list[str], given: Mapping[str, str], telling
                 if telling
                 else "the first line is a row: use column positions, such as --user 1 --item 2; if"
                 " it has names, add --header",
-            )
-        if list(given.values()).count(name) > 1:
-            raise DataError(
-                f"column {name!r} has two roles",
-                expected="different columns for users, items, ratings and times",
-                got=" ".join(f"--{role} {name}" for role, name in given.items()),
-                fix="give each role a column of its own",
             )
 
 

@@ -29,6 +29,7 @@ from fedrec.runtime.ragged import distinct
 
 log = logging.getLogger("fedrec.data")
 
+ROLES = ("user", "item", "rating", "time")
 OTHER = "other"
 """Category of users with an undeclared value."""
 
@@ -67,6 +68,11 @@ class TableConfig(ReaderConfig):
     semicolons), and more than 20 different prices or other amounts are put in bands (10 to 20)."""
     item_texts: tuple[str, ...] = ()
     """Names of columns of these tables that hold a text, such as a title, instead of a category."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Name of the column of each role that there is."""
+        return {role: name for role in ROLES if (name := getattr(self, role)) is not None}
 
 
 class Table(Reader):
@@ -143,21 +149,21 @@ class Table(Reader):
         """The layout of the main table, without texts of additional ones."""
         config = self.config
         settings: dict[str, str] = {}
-        for role in ("user", "item", "rating", "time"):
-            name = getattr(config, role)
+        for role, name in config.columns.items():
             if name in settings:
                 raise DataError(
                     f"column {name!r} has two roles: {settings[name]} and dataset.{role}",
                     fix="use different columns for users, items, ratings and times",
                 )
-            settings |= {name: f"dataset.{role}"} if name else {}
+            settings[name] = f"dataset.{role}"
         elsewhere = self._columns(config.item_features)
         texts = [n for n in config.item_texts if n in config.item_features or n not in elsewhere]
-        for key, names in (
-            ("user-features", config.user_features),
-            ("item-features", config.item_features),
-            ("item-texts", texts),
-        ):
+        features = {
+            "user-features": config.user_features,
+            "item-features": config.item_features,
+            "item-texts": texts,
+        }
+        for key, names in features.items():
             settings |= {name: f"dataset.{key}" for name in names if name not in self._extras}
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
