@@ -345,7 +345,8 @@ def recognise(
     layout = _layout(path, config)
     start = table_start(path, layout)
     # a column without a name cannot be given by the user
-    names = [name for name in start.names if name and name not in start.nested]
+    nested = start.nested.keys() - features  # refused as features
+    names = [name for name in start.names if name and name not in nested]
     telling = layout.names == "first line" and not _are_values(start.names).all()
     _check_given(path, names, known, telling)
     form = config.time_format

@@ -379,6 +379,8 @@ def test_json_of_another_form_is_refused(tmp_path):
     nested = "\n".join(json.dumps({**one, "votes": [1, 2]}) for one in JSON)
     file.write_text(nested, encoding="utf-8")
     assert recognise(file).ignored == ("votes",)
+    with pytest.raises(DataError, match="'votes' contains lists"):
+        recognise(file, {"item-features": ["votes"]})
     for text in (LINES + "\n{'a': 1}", '{"user": [1, 2],\n"item": [1, 2]}'):
         file.write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match="cannot be read as a table") as error:
