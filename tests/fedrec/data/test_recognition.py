@@ -424,7 +424,8 @@ def test_who_knows_better_says_whether_the_first_line_has_names(written):
     assert (len(named.data), columns(named)["user"]) == (59, "A0X")
     unlike = written(("x", "y"), [("007", "b"), ("7", "c")])
     assert len(recognise(unlike, {"header": False}).data) == 3
-    assert recognise(unlike).data.user_ids.tolist() == ["007", "7"]
+    for given in ({}, {"user": "x", "item": "y"}):
+        assert recognise(unlike, given).data.user_ids.tolist() == ["007", "7"]
     named = recognise(written(("user", "item"), [("u", "x"), ("user", "item"), ("u", "y")]))
     assert named.config.header  # as names of roles, although they recur
 
