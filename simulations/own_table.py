@@ -120,8 +120,8 @@ class OwnTable:
             print(f"{path}:", file=sys.stderr)
         config = table.config
         features = config.user_features or config.item_features or config.item_texts
-        known = [] if features or config.item_vectors else [_NO_FEATURES]
-        tell([*table.lines(), *known, *warnings(table)])
+        notes = [] if features or config.item_vectors else [_NO_FEATURES]
+        tell([*table.lines(), *notes, *warnings(table)])
         private = self.epsilon is not None or has_private_parts(given)
         facts = TableFacts.of(table, given, private=private)
         declared = self._declared(path, table, facts)

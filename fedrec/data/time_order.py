@@ -33,14 +33,14 @@ def row_numbers(interactions: Interactions, seed: int, name: str, *address: int)
     """
     position = np.empty(len(interactions), dtype=np.uint64)
     position[interactions.user_order] = within_groups(np.diff(interactions.user_offsets))
-    users = _user_hashes(interactions, seed, name, *address)
+    users = _hashes(interactions.user_ids, seed, name, *address)
     return (mixed(users[interactions.users] + position) >> _SHIFT).astype(np.int64)
 
 
 def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
     """Random number in [0, 2^32) for each row's user and item, `int64 [rows]`, independent of the
     order of rows; arguments as of `row_numbers`."""
-    users = _user_hashes(interactions, seed, name, *address)
+    users = _hashes(interactions.user_ids, seed, name, *address)
     items = hashed(interactions.item_ids.tolist())
     numbers = mixed(users[interactions.users] + items[interactions.items])
     return (numbers >> _SHIFT).astype(np.int64)
@@ -48,17 +48,13 @@ def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int
 
 def user_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
     """Random number in [0, 1) for each user, `float64 [users]`; arguments as of `row_numbers`."""
-    return (_user_hashes(interactions, seed, name, *address) >> _SHIFT) / 2.0**32
+    return (_hashes(interactions.user_ids, seed, name, *address) >> _SHIFT) / 2.0**32
 
 
 def item_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
     """A random number in [0, 1) of each item, `float64 [items]`, by its id; arguments as of
     `row_numbers`."""
     return (_hashes(interactions.item_ids, seed, name, *address) >> _SHIFT) / 2.0**32
-
-
-def _user_hashes(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
-    return _hashes(interactions.user_ids, seed, name, *address)
 
 
 def _hashes(ids: np.ndarray, seed: int, name: str, *address: int) -> np.ndarray:
