@@ -21,7 +21,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.readers.table import TableConfig, indexed
 from fedrec.data.splits.rules import Partition
-from fedrec.data.tables import TableLayout, columns_of, read_table
+from fedrec.data.tables import TableLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 
@@ -46,22 +46,20 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
     config = (
         settings if isinstance(settings, TableConfig) else TableConfig.parse(_COLUMNS, at="history")
     )
-    layout = TableLayout.own(
-        {config.user: str, config.item: str},
-        {name: None for name in (config.rating, config.time) if name},
-        {config.user: "dataset.user", config.item: "dataset.item"},
-        separator=config.separator,
-        header=config.header,
-    )
-    path = _HISTORY
+    layout = TableLayout.own({}, separator=config.separator, header=config.header)
+    path = _HISTORY if isinstance(source, pd.DataFrame) else Path(source)
+    present = list(source) if isinstance(source, pd.DataFrame) else table_start(path, layout).names
+    left_out = {role: None for role in ("rating", "time") if getattr(config, role) not in present}
+    config = config.model_copy(update=left_out)
+    needed = {config.user: "dataset.user", config.item: "dataset.item"}
+    more = [name for name in (config.rating, config.time) if name]
+    kinds = {**dict.fromkeys(needed, str), **dict.fromkeys(more)}
+    layout = replace(layout, columns=kinds, settings=needed)
     if isinstance(source, pd.DataFrame):
         frame = columns_of("history", source, layout)
     else:
-        path = Path(source)
         frame = read_table(path, layout)
-    roles = {"rating": config.rating, "time": config.time}
-    left_out = {role: None for role, name in roles.items() if name not in frame}
-    return indexed("history", frame, config.model_copy(update=left_out), path)
+    return indexed("history", frame, config, path)
 
 
 def with_history(experiment: Experiment, data: Interactions, history: Interactions) -> Population:

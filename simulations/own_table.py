@@ -36,8 +36,8 @@ import pandas as pd
 from fedrec.components.registry import DATASET
 from fedrec.config import did_you_mean
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.data.readers.table import Table
-from fedrec.data.recognition import ROLES, Recognised, recognise
+from fedrec.data.readers.table import ROLES, Table
+from fedrec.data.recognition import Recognised, recognise
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
@@ -118,7 +118,10 @@ class OwnTable:
         table = self._recognised(path, given)
         if not quiet:
             print(f"{path}:", file=sys.stderr)
-        tell([*table.lines(), *([] if self.item_vectors else [_NO_FEATURES]), *warnings(table)])
+        config = table.config
+        features = config.user_features or config.item_features or config.item_texts
+        notes = [] if features or config.item_vectors else [_NO_FEATURES]
+        tell([*table.lines(), *notes, *warnings(table)])
         private = self.epsilon is not None or has_private_parts(given)
         facts = TableFacts.of(table, given, private=private)
         declared = self._declared(path, table, facts)
@@ -131,8 +134,9 @@ class OwnTable:
         if declared["rounds"] > 1 and facts.divisible >= _FEWEST_USERS:
             declared["early-stopping"] = {}
         experiment = load(declared, overrides)
-        _check_same_data(experiment, declared["dataset"])
-        _hold(experiment, table)
+        if experiment.settings(DATASET) == config:  # the rows need not be read again
+            rows = Table(Table.name, config).described(table.data)
+            POPULATIONS.hold(experiment, Population.of(experiment, rows))
         chosen: list[str] = []
         if self.epsilon is None and not self.item_vectors:
             system, line = choose(declared, self.system, overrides, facts.rows, private=private)
@@ -175,18 +179,20 @@ class OwnTable:
             )
 
     def _recognised(self, path: Path, given: Mapping[str, Any]) -> Recognised:
-        columns = dict(self.columns)
-        declined = columns.get("rating") in _NO_COLUMN
+        options = {
+            **self.columns,
+            "header": self.header,
+            "time-format": self.time_format,
+            "item-vectors": [str(file.resolve()) for file in self.item_vectors],
+        }
+        declined = options.get("rating") in _NO_COLUMN
         if declined:
-            del columns["rating"]
-        dataset = given.get("dataset")
-        header = dataset.get("header") if isinstance(dataset, dict) else None
+            del options["rating"]
+        settings = {key: value for key, value in options.items() if value is not None}
         return recognise(
             path,
-            columns,
+            settings | _dataset_of(path, given),
             rated=not self.unrated and not declined,
-            header=self.header if header is None else header,
-            time_format=self.time_format,
             positive_above=threshold_of(given),
         )
 
@@ -203,18 +209,6 @@ class OwnTable:
                 " data with more rows per user",
             )
         rated = facts.positive_above is not None
-        dataset: dict[str, Any] = {
-            "name": "table",
-            "path": str(path.resolve()),
-            **table.columns,
-            "separator": table.separator,
-            "header": table.header,
-            "time-format": table.time_format,
-            "item-vectors": [str(file.resolve()) for file in self.item_vectors],
-        }
-        defaults = {"separator": ",", "header": True, "time-format": None, "item-vectors": []}
-        if not rated:
-            dataset.pop("rating", None)
         name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._") or "own-data"
         kind = "linear item-to-item model"
         system = LINEAR
@@ -232,7 +226,7 @@ class OwnTable:
             "title": f"Federated {kind} on {path.name}"
             + (f" at epsilon {self.epsilon:g}" if private else ""),
             **({"positive-above": facts.positive_above} if rated else {}),
-            "dataset": {k: v for k, v in dataset.items() if k not in defaults or v != defaults[k]},
+            "dataset": {"name": Table.name, **table.config.table()},
             "split": split,
             **system,
             "evaluation": {
@@ -321,16 +315,6 @@ def _signal(declared: Mapping[str, Any], facts: TableFacts) -> Signal:
     return signal_of(load(declared), users, facts.rows_per_user)
 
 
-def _hold(experiment: Experiment, table: Recognised) -> None:
-    """Cache the rows that were read, if the experiment reads them in the same way."""
-    settings = experiment.settings(DATASET)
-    form = table.separator, table.header, table.time_format
-    if (settings.separator, settings.header, settings.time_format) == form:
-        reader = Table(experiment.dataset.name, settings)
-        rows = reader.described(reader.interactions(table.frame))
-        POPULATIONS.hold(experiment, Population.of(experiment, rows))
-
-
 def _split_line(population: Population) -> str:
     """Describe the numbers of users and rows for training, testing and validation."""
     rows = population.partition
@@ -347,17 +331,20 @@ def _split_line(population: Population) -> str:
     return f"{line}; {validating:,} validate" if validating else line
 
 
-def _check_same_data(experiment: Experiment, table: Mapping[str, Any]) -> None:
-    """Check that overrides do not name another dataset."""
-    dataset = experiment.dataset
-    path = dataset.options.get("path")
-    if dataset.name != table["name"] or str(path) != table["path"]:
+def _dataset_of(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the dataset among those given, after a check that they do not name another."""
+    dataset = given.get("dataset", {})
+    options = dict(dataset) if isinstance(dataset, Mapping) else {"name": dataset}
+    name = options.pop("name", Table.name)
+    other = options.pop("path", path)
+    if name != Table.name or Path(str(other)).resolve() != path.resolve():
         raise ExperimentError(
             "two datasets are given",
-            expected=f"the table {table['path']} alone",
-            got=f"dataset.name = {dataset.name!r}" + (f", dataset.path = {path}" if path else ""),
+            expected=f"the table {path} alone",
+            got=f"dataset.name = {name!r}, dataset.path = {other}",
             fix="leave out this --set, or run an experiment instead of a table: fedrec run NAME",
         )
+    return options
 
 
 def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict[str, Any]:
@@ -433,15 +420,19 @@ def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
 
 def warnings(table: Recognised) -> list[str]:
     """Reasons why results on a table will be unreliable, one per line."""
-    if not table.divisible:
+    users = len(table.items_of)
+    items = len(table.users_of)
+    divisible = int((table.items_of > 1).sum())
+    shared = int((table.users_of > 1).sum())
+    test = max(int(_TEST_USERS * users + 0.5), 1)
+    if not divisible:
         return []  # refused
-    test = max(int(_TEST_USERS * table.users + 0.5), 1)
     reasons = {
         f"only {test} test user{'s' if test > 1 else ''}: differences between systems will be"
         " mostly chance": test < _FEW_TEST_USERS,
-        f"only {table.divisible:,} of {table.users:,} users have two different items; the others"
-        " cannot be tested": 2 * table.divisible < table.users,
-        f"only {table.shared:,} of {table.items:,} items have two users or more; about the others,"
-        " nothing can be learned from other users": 2 * table.shared < table.items,
+        f"only {divisible:,} of {users:,} users have two different items; the others"
+        " cannot be tested": 2 * divisible < users,
+        f"only {shared:,} of {items:,} items have two users or more; about the others,"
+        " nothing can be learned from other users": 2 * shared < items,
     }
     return [f"warning: {reason}" for reason, holds in reasons.items() if holds]

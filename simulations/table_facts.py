@@ -24,6 +24,7 @@ from fedrec.experiment.phases import MAIN
 from fedrec.experiment.schema import Experiment
 from server.privacy.phase_plans import PhasePlans
 
+_MOST_OF_A_USER = 100  # different items that count, so that one user changes their mean little
 _PUBLIC = ("as given", "by its name")  # reasons that need no value of a column
 
 
@@ -65,19 +66,23 @@ class TableFacts:
             ExperimentError: under privacy, a column is recognised by its values, a column of
                 times cannot be read, or no threshold of ratings is given.
         """
-        mean = table.rows / table.users
+        users = len(table.items_of)
+        divisible = int((table.items_of > 1).sum())
+        mean = len(table.data) / users
         threshold = table.positive_above
         if private:
             _check_roles(table)
-            mean = 2.0 ** round(math.log2(table.items_per_user))
+            mean = float(np.minimum(table.items_of, _MOST_OF_A_USER).mean())
+            mean = 2.0 ** round(math.log2(mean))
+            divisible = users
             threshold = _required_threshold(table, given)
         return cls(
-            user=table.columns["user"],
-            users=table.users,
-            items=table.items,
+            user=table.roles["user"].column,
+            users=users,
+            items=len(table.users_of),
             rows_per_user=mean,
-            divisible=table.users if private else table.divisible,
-            timed="time" in table.columns,
+            divisible=divisible,
+            timed="time" in table.roles,
             positive_above=threshold,
             private=private,
         )
@@ -119,21 +124,17 @@ def has_private_parts(given: Mapping[str, Any]) -> bool:
 
 def _check_roles(table: Recognised) -> None:
     """Check that no column role depends on the values of a user."""
-    guessed = {
-        role: name for role, name in table.columns.items() if table.reasons[role] not in _PUBLIC
-    }
+    guessed = {role: by for role, by in table.roles.items() if by.reason not in _PUBLIC}
     if guessed:
         raise ExperimentError(
             "under privacy, the values of a column must not tell what it holds: one user's row"
             " could change it",
             expected="columns with names such as user_id and item_id, or named by options",
-            got=", ".join(
-                f"{role}: {name!r} ({table.reasons[role]})" for role, name in guessed.items()
-            ),
-            fix="confirm with " + " ".join(f"--{role} {name}" for role, name in guessed.items()),
+            got=", ".join(f"{role}: {by.column!r} ({by.reason})" for role, by in guessed.items()),
+            fix="confirm with " + " ".join(f"--{role} {by.column}" for role, by in guessed.items()),
         )
-    if others := table.rivals.get("user"):
-        users = (table.columns["user"], *others)
+    if others := table.roles["user"].rivals:
+        users = (table.roles["user"].column, *others)
         raise ExperimentError(
             "the column of users is ambiguous, but privacy protects the data of users",
             got=f"possible columns {', '.join(map(repr, users))}",
@@ -153,15 +154,15 @@ def _check_roles(table: Recognised) -> None:
 
 def _required_threshold(table: Recognised, given: Mapping[str, Any]) -> float | None:
     """Return the given threshold of a table with ratings; None without ratings."""
-    if "rating" not in table.columns:
+    if "rating" not in table.roles:
         return None
     threshold = threshold_of(given)
     if threshold is None:
         raise ExperimentError(
             "under privacy, the ratings must not tell which of them count as liked: one user's"
             " lowest or highest rating could change it for everybody",
-            expected=f"the threshold of column {table.columns['rating']!r}, by what is known of its"
-            " scale",
+            expected=f"the threshold of column {table.roles['rating'].column!r}, by what is known"
+            " of its scale",
             fix="--set positive-above=3 (ratings above 3 are liked), or --no-rating (every row is)",
         )
     return threshold

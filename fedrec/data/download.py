@@ -162,31 +162,30 @@ def disk_errors(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def collect(
-    source: DatasetSource, name: str, candidates: Iterator[tuple[Path, Path]], target: Path
-) -> None:
-    """Copy a dataset's files, wherever they lie among the candidates, to `target`.
+def collect(source: DatasetSource, name: str, root: Path, target: Path) -> None:
+    """Copy a dataset's files, at any depth below a folder, to `target`.
 
     Args:
         source: names the files.
         name: the dataset's name.
-        candidates: each file's path, and its path relative to the folder that is searched.
+        root: the folder that is searched.
         target: an existing folder.
 
     Raises:
         DataError: a needed file is missing, or a file has two candidates.
     """
-    chosen: dict[Path, tuple[Path, Path]] = {}
-    for path, relative in sorted(candidates, key=lambda pair: (len(pair[1].parts), pair[1])):
+    chosen: dict[Path, Path] = {}
+    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    for path in sorted(files, key=lambda path: (len(path.parts), path)):
         for pattern in (*source.files, *source.extras):
-            if not relative.match(pattern):
+            if not path.match(pattern):
                 continue
-            inner = Path(*relative.parts[-len(Path(pattern).parts) :])
-            _, nearest = chosen.setdefault(inner, (path, relative))
+            inner = Path(*path.parts[-len(Path(pattern).parts) :])
+            nearest = chosen.setdefault(inner, path)
             # the file nearest to the root wins
-            if nearest != relative and len(nearest.parts) == len(relative.parts):
+            if nearest != path and len(nearest.parts) == len(path.parts):
                 raise DataError(
-                    f"two candidates for one file: {nearest} and {relative}",
+                    f"two candidates for one file: {nearest} and {path}",
                     fix="give the folder that contains the right one",
                 )
     missing = [file for file in source.files if Path(file) not in chosen]
@@ -197,16 +196,9 @@ def collect(
             got="no " + ", ".join(missing) if missing else "none of these files",
             fix=f"see {source.page}",
         )
-    for inner, (path, _) in chosen.items():
+    for inner, path in chosen.items():
         (target / inner).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target / inner)
-
-
-def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """All plain files at any depth: each path, and its path relative to the folder."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            yield path, path.relative_to(folder)
+        shutil.copyfile(root / path, target / inner)
 
 
 # Download of a public dataset: resumed after interruptions, verified before use, and installed
@@ -246,10 +238,10 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
     check_absent(folder)
     holder = folder.parent / f".{folder.name}.download"  # archives are saved under their own names
     files = [_downloaded(archive, holder, progress) for archive in source.archives]
-    with scratch(folder) as unpacked, staged(folder) as staging:
+    with staged(folder) as staging, scratch(folder) as unpacked:
         for file in files:
             unpack(file, unpacked)
-        collect(source, name, files_below(unpacked), staging)
+        collect(source, name, unpacked, staging)
     shutil.rmtree(holder, ignore_errors=True)
     return folder
 
@@ -341,28 +333,16 @@ def import_data(name: str, path: Path) -> Path:
             fix="set dataset.path to your own file; generated data need no import",
         )
     folder = reader_class(name, reader_class.Config()).default_folder()
-    check_absent(folder)
-    with _searched(path, folder) as candidates, staged(folder) as staging:
-        collect(source, name, candidates, staging)
-        reader_class(name, reader_class.Config(path=staging)).read()
-    return folder
-
-
-@contextmanager
-def _searched(path: Path, folder: Path) -> Iterator[Iterator[tuple[Path, Path]]]:
-    """Yield the candidate files, of an archive from a temporary folder beside `folder`."""
-    if path.is_dir():
-        yield files_below(path)
-    elif not path.is_file():
+    if not (path.is_dir() or path.is_file()):
         raise DataError(
             f"{path} cannot be imported",
             expected="a file or a folder",
             got="a pipe, a socket or a device" if path.exists() else "nothing",
             fix="correct the path, or save the data in a file",
         )
-    elif not is_archive(path):
-        yield iter([(path, Path(path.name))])
-    else:
-        with scratch(folder) as unpacked:
+    with staged(folder) as staging, scratch(folder) as unpacked:
+        if path.is_file():
             unpack(path, unpacked)
-            yield files_below(unpacked)
+        collect(source, name, path if path.is_dir() else unpacked, staging)
+        reader_class(name, reader_class.Config(path=staging)).read()
+    return folder

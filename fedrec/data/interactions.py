@@ -110,6 +110,11 @@ class Interactions:
         """Number of items in the catalogue, including those without interactions."""
         return len(self.item_ids)
 
+    @property
+    def pairs(self) -> np.ndarray:
+        """Number of each row's pair of user and item, `int64 [rows]`."""
+        return self.users * self.num_items + self.items
+
     @cached_property
     def user_order(self) -> np.ndarray:
         """Row numbers grouped by user, `int64 [rows]`: users ascending, each user's rows in the

@@ -17,7 +17,7 @@ from fedrec.data.malicious_users import Known, with_malicious
 from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.reader import Reader, data_directory
 from fedrec.data.splits.rules import Partition, partition_by
-from fedrec.data.time_order import GroupedRows, TimeOrder, UserRows
+from fedrec.data.time_order import GroupedRows, LabelledRows, UserRows
 from fedrec.errors import DataError
 from fedrec.experiment.tables import DataSettings
 from fedrec.rng import stream
@@ -71,14 +71,12 @@ class Population:
         self.perturbed = perturbed
         self.numbers = numbers
         self.adversary = adversary
-        self._labels = self._make_labels(interactions)
-        self._order = TimeOrder(interactions, seed)
-        self._parts = {"known": self._grouped(partition.train_rows)}
-        self._parts["training"] = self._parts["known"]
+        self._source = LabelledRows(interactions, self._labels(interactions), seed)
+        known = GroupedRows(self._source, partition.train_rows)
+        self._parts = {"known": known, "training": known}
         if perturbed is not None:
-            labels = self._make_labels(perturbed.rows)
-            order = TimeOrder(perturbed.rows, seed)
-            self._parts["training"] = GroupedRows(perturbed.rows, labels, order)
+            rows = LabelledRows(perturbed.rows, self._labels(perturbed.rows), seed)
+            self._parts["training"] = GroupedRows(rows)
 
     @classmethod
     def of(cls, settings: DataSettings, interactions: Interactions | None = None) -> Population:
@@ -188,7 +186,7 @@ class Population:
     def time_positions(self) -> np.ndarray | None:
         """Position of each row in its user's sequence, `int64 [rows of the dataset]`; None without
         times."""
-        return None if self.interactions.times is None else self._order.positions
+        return self._source.positions
 
     @cached_property
     def popularity(self) -> np.ndarray:
@@ -295,7 +293,7 @@ class Population:
         """Client ids of some users, `int64 [users]`."""
         return users if self.numbers is None else self.numbers[users]
 
-    def _make_labels(self, interactions: Interactions) -> np.ndarray:
+    def _labels(self, interactions: Interactions) -> np.ndarray:
         """Labels `float32 [rows]`, or `bool [rows]` in a quarter of the memory."""
         ratings = interactions.ratings
         if self.task == "rating" and ratings is not None:
@@ -304,13 +302,10 @@ class Population:
             return np.ones(len(interactions), dtype=bool)
         return ratings > self.positive_above
 
-    def _grouped(self, rows: np.ndarray | None = None) -> GroupedRows:
-        return GroupedRows(self.interactions, self._labels, self._order, rows)
-
     def _part(self, part: Part) -> GroupedRows:
         if part not in self._parts:
             rows = {"test": self.partition.test_rows, "validation": self.partition.validation_rows}
-            self._parts[part] = self._grouped(rows.get(part))
+            self._parts[part] = GroupedRows(self._source, rows.get(part))
         return self._parts[part]
 
 

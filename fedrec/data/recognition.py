@@ -6,19 +6,21 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import dates_of, ids_of, numbers_of, typed
+from fedrec.data.columns import dates_of, numbers_of, typed
+from fedrec.data.interactions import Interactions
+from fedrec.data.readers.table import ROLES, Table, TableConfig, repeated_rows
 from fedrec.data.tables import (
     Columns,
     TableLayout,
-    column_names,
+    first_rows,
     format_of,
-    nested_columns,
     read_table,
     table_start,
 )
@@ -30,29 +32,39 @@ DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
 _VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{DATE}).*)"
 
 
-def separator_of(path: Path) -> str:
-    """Find the separator that splits the first row into most values, consistently with the next
-    rows; spaces only if no other separator fits.
+def _layout(path: Path, config: TableConfig) -> TableLayout:
+    """Determine the layout of a table: the separator that splits the first row into most values,
+    consistently with the next rows (spaces only if no other fits); and whether the first line has
+    names, as it has if one of them names a role, or the line does not look like a row.
 
     Raises:
         DataError: the file is not readable.
     """
+    if format_of(path) != "text":
+        return TableLayout.own({})
 
-    def fit(separator: str) -> tuple[bool, bool, int, int]:
-        above, rows = table_start(path, TableLayout.own({}, separator=separator))
+    def fit(layout: TableLayout) -> tuple[bool, bool, int, int]:
+        above, rows = first_rows(path, layout)
         width = len(rows[0]) if rows else 0
         alike = 2 * sum(len(row) == width for row in rows) > len(rows)
-        return width > 1 and separator != " ", alike, width, -above
+        return width > 1 and layout.separator != " ", alike, width, -above
 
-    return max(SEPARATORS, key=fit)
+    given = config.model_fields_set
+    separators = (config.separator,) if "separator" in given else SEPARATORS
+    layout = max((TableLayout.own({}, separator=text) for text in separators), key=fit)
+    header = config.header
+    if "header" not in given:
+        names = table_start(path, layout).names
+        named = any(role.surest_first(names) for role in _ROLES.values())
+        header = named or not _is_row(path, layout, names)
+    return layout if header else replace(layout, names="positions")
 
 
-def first_line_is_row(path: Path, layout: TableLayout) -> bool:
+def _is_row(path: Path, layout: TableLayout, first: list[str]) -> bool:
     """True if the first line of a user's own table has values. Then all of them are numbers or
     dates; or a number or a date stands above such values, or a text above itself, and no text above
     numbers or dates.
     """
-    first = column_names(path, layout)
     names = [str(number) for number in range(1, len(first) + 1)]
     bare = replace(layout, names="positions", columns=dict.fromkeys(names, str))
     for rows in (_FIRST_ROWS, None):  # an id may recur in the last line
@@ -83,11 +95,10 @@ def _are_values(texts) -> np.ndarray:
     return np.asarray(pd.Series(texts, dtype=str).str.fullmatch(_VALUE, case=False), dtype=bool)
 
 
-ROLES = ("user", "item", "rating", "time")
+_IDS = ("user", "item")
 _RARE = 0.01  # share of the rows that may be beyond the scale of ratings
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
-_MOST_OF_A_USER = 100
 _FIRST_ROWS = 1000  # by which a column shows that it holds no times
 _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
 _TIMES_USED = (
@@ -204,76 +215,69 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
 
 
-@dataclass(frozen=True)
+class RoleColumn(NamedTuple):
+    """The column of a role.
+
+    Attributes:
+        column: its name.
+        reason: why it was chosen.
+        rivals: other columns with a name of that role, which fit as well.
+    """
+
+    column: str
+    reason: str
+    rivals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Recognised:
     """Recognised columns of a table.
 
     Attributes:
-        separator: of a CSV file.
-        columns: name of the column of each role; `rating` and `time` only if there is one.
-        reasons: the reason, by role.
-        rivals: role -> other columns with a name of that role, which fit as well.
+        config: settings that read the table.
+        roles: the column of each role; `rating` and `time` only if there is one.
+        ignored: columns without a role.
+        unfit: role -> column named like ratings or times whose values cannot be read as such, if no
+            column has the role.
         scale: lowest and highest rating, without rare ones far from all others; None without
             ratings.
         beyond: number of rows with a rating outside the scale.
         positive_above: a row is positive when its rating is above this; None: every row is, as
             there are no ratings or they are all the same.
         liked: number of positive rows.
-        rows: number of rows.
-        repeated: number of rows whose user and item are those of an earlier row.
-        users: number of distinct users.
-        items: number of distinct items.
-        divisible: number of users with at least two different items, of which one can be held out.
-        shared: number of items with at least two users.
-        items_per_user: mean number of different items of a user, where a user counts as having at
-            most 100, so that one user changes it little.
-        ignored: the other columns.
-        unfit: role -> column named like ratings or times whose values cannot be read as such, if no
-            column has the role.
-        header: whether the first line of a CSV file has names; otherwise columns are named by their
-            positions.
-        time_format: form of dates, as given.
-        frame: the columns that were read.
+        data: the rows of the table.
+        items_of: `int64 [users]`, number of different items of each user.
+        users_of: `int64 [items]`, number of different users of each item.
     """
 
-    separator: str
-    columns: dict[str, str]
-    reasons: dict[str, str]
-    rivals: dict[str, tuple[str, ...]]
+    config: TableConfig
+    roles: dict[str, RoleColumn]
+    ignored: tuple[str, ...]
+    unfit: dict[str, str]
     scale: tuple[float, float] | None
     beyond: int
     positive_above: float | None
     liked: int
-    rows: int
-    repeated: int
-    users: int
-    items: int
-    divisible: int
-    shared: int
-    items_per_user: float
-    ignored: tuple[str, ...]
-    unfit: dict[str, str]
-    header: bool = True
-    time_format: str | None = None
-    frame: Columns = field(default_factory=dict, repr=False, compare=False)
+    data: Interactions
+    items_of: np.ndarray
+    users_of: np.ndarray
 
     def lines(self) -> list[str]:
         """Describe the result, one statement per line."""
         lines = [self._size()]
-        if self.repeated:
-            lines.append(repeated_rows(self.repeated, self.rows))
-        if not self.header:
+        if repeated := repeated_rows(self.data):
+            lines.append(repeated)
+        if not self.config.header:
             lines.append(
                 "the first line is a row: columns are named 1, 2, and so on, and the users come"
                 " first"
             )
-        for role in filter(self.columns.get, ROLES):
-            rivals = (f"; {n!r} also fits: --{role} {n}" for n in self.rivals.get(role, ()))
-            about = self.reasons[role] + "".join(rivals)
+        for role, (column, reason, rivals) in self.roles.items():
+            about = reason + "".join(f"; {name!r} also fits: --{role} {name}" for name in rivals)
             about += self._scaled() if role == "rating" else ""
             used = _TIMES_USED if role == "time" else ""
-            lines.append(f"{role}: column {self.columns[role]!r} ({about}){used}")
-        lines += [f"no column of {role}s" for role in ROLES if role not in self.columns]
+            lines.append(f"{role}: column {column!r} ({about}){used}")
+        lines += [f"no column of {role}s" for role in ROLES if role not in self.roles]
         if self.ignored:
             lines.append(f"not used: {', '.join(map(repr, self.ignored))}")
         lines += [
@@ -294,60 +298,65 @@ class Recognised:
         """Describe the size of the table and which rows count as liked."""
         counts = ", ".join(
             f"{number:,} {word}{'s' if number > 1 else ''}"
-            for number, word in ((self.rows, "row"), (self.users, "user"), (self.items, "item"))
+            for number, word in (
+                (len(self.data), "row"),
+                (self.data.num_users, "user"),
+                (self.data.num_items, "item"),
+            )
         )
         if self.positive_above is None:
             return f"{counts}; every row counts as liked"
         return (
             f"{counts}; the {self.liked:,} rows with a rating above {self.positive_above:g} in"
-            f" column {self.columns['rating']!r} count as liked (with --no-rating every row does)"
+            f" column {self.roles['rating'].column!r} count as liked (with --no-rating every row"
+            " does)"
         )
-
-
-def repeated_rows(repeated: int, rows: int) -> str:
-    """Describe the number of repeated rows in a table."""
-    return f"{repeated:,} of {rows:,} rows repeat the user and the item of another row"
 
 
 def recognise(
     path: Path,
-    given: Mapping[str, str] | None = None,
+    given: Mapping[str, Any] | None = None,
     *,
     rated: bool = True,
-    header: bool | None = None,
-    time_format: str | None = None,
     positive_above: float | None = None,
 ) -> Recognised:
     """Recognise the columns of a table of interactions.
 
     Args:
         path: a CSV, Parquet or JSON file. If its first line is a row, or all names are numbers or
-            dates, the first two columns that are not `given` hold the users and the items.
-        given: known columns by role (`user`, `item`, `rating`, `time`).
+            dates, the first two columns that are not given hold the users and the items.
+        given: settings of the dataset `table`, such as known columns; the others are recognised.
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
-        header: whether the first line of text has names; None: recognise it (`first_line_is_row`).
-        time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
         positive_above: a row is positive when its rating is above this; None: the middle of the
             scale of the ratings, which is from the lowest to the highest, but for the lowest
             and highest hundredth of the rows where these are farther away than the others are wide.
 
     Raises:
         DataError: the file or an id is missing, a named column is missing or duplicate, a rating
-            is not a number, or the user and item columns are ambiguous.
+            or a time is wrong, or the user and item columns are ambiguous.
+        ExperimentError: a setting is wrong.
     """
-    layout = _layout(path, header)
-    every = column_names(path, layout)
-    nested = nested_columns(path)
+    config = TableConfig.parse({**(given or {}), "path": path.resolve()}, at="dataset")
+    possible = tuple(role for role in ROLES if rated or role != "rating")
+    given_roles = config.model_fields_set
+    known = {role: name for role, name in config.columns.items() if role in given_roles}
+    features = {*config.user_features, *config.item_features, *config.item_texts}
+    features -= {*known.values()}
+    layout = _layout(path, config)
+    start = table_start(path, layout)
     # a column without a name cannot be given by the user
-    names = [name for name in every if name and name not in nested]
-    given = given or {}
-    telling = layout.names == "first line" and not _are_values(every).all()
-    _check_given(path, names, given, telling)
-    roles = tuple(role for role in ROLES if rated or role != "rating")
-    frame = _frame(path, layout, names, given, time_format)
-    columns, reasons, rivals = _assigned(path, frame, given, roles, telling, time_format)
-    scale = liked = None
+    nested = start.nested.keys() - features  # refused as features
+    names = [name for name in start.names if name and name not in nested]
+    telling = layout.names == "first line" and not _are_values(start.names).all()
+    _check_given(path, names, known, telling)
+    form = config.time_format
+    frame = _frame(path, layout, names, known, features & {*names}, form)
+    free = {name: column for name, column in frame.items() if name not in features}
+    roles = _assigned(path, free, known, possible, telling, form)
+    columns = {role: choice.column for role, choice in roles.items()}
+    scale = None
     beyond = 0
+    liked = None
     if "rating" in columns:
         fix = ", or --no-rating: every row counts as liked"
         ratings = numbers_of(frame[columns["rating"]], path, fix)
@@ -357,57 +366,36 @@ def recognise(
             positive_above = (low + high) / 2
         if positive_above is not None:
             liked = int((ratings.astype(np.float32) > positive_above).sum())
-    users, items = (
-        pd.factorize(ids_of(frame[columns[role]], path))[0].astype(np.int64)
-        for role in ("user", "item")
-    )
-    num_items = int(items.max()) + 1
-    pairs = distinct(users * num_items + items)
-    items_of = np.bincount(pairs // num_items)
-    unused = [name for name in names if name not in columns.values()]
-    named = {role: _ROLES[role].surest_first(unused) for role in roles if role not in columns}
+    read = {role: columns.get(role) for role in ROLES}
+    if liked is None:
+        positive_above = read["rating"] = None
+    header = layout.names == "first line"
+    config = config.model_copy(update={"separator": layout.separator, "header": header, **read})
+    data = Table(Table.name, config).interactions(frame)
+    pairs = distinct(data.pairs)
+    ignored = [name for name in start.names if name not in {*columns.values(), *features}]
+    usable = [name for name in ignored if name in names]
+    named = {role: _ROLES[role].surest_first(usable) for role in possible if role not in roles}
     return Recognised(
-        separator=layout.separator,
-        columns={role: columns[role] for role in ROLES if role in columns},
-        reasons=reasons,
-        rivals=rivals,
+        config=config,
+        roles={role: roles[role] for role in ROLES if role in roles},
+        ignored=tuple(ignored),
+        unfit={role: by_name[0] for role, by_name in named.items() if by_name},
         scale=scale,
         beyond=beyond,
-        positive_above=None if scale is None else positive_above,
-        liked=len(users) if liked is None else liked,
-        rows=len(users),
-        repeated=len(users) - len(pairs),
-        users=len(items_of),
-        items=num_items,
-        divisible=int((items_of > 1).sum()),
-        shared=int((np.bincount(pairs % num_items) > 1).sum()),
-        items_per_user=float(np.minimum(items_of, _MOST_OF_A_USER).mean()),
-        ignored=tuple(name for name in every if name not in columns.values()),
-        unfit={role: by_name[0] for role, by_name in named.items() if by_name},
-        header=layout.names == "first line",
-        time_format=time_format,
-        frame=frame,
+        positive_above=positive_above,
+        liked=len(data) if liked is None else liked,
+        data=data,
+        items_of=np.bincount(pairs // data.num_items, minlength=data.num_users),
+        users_of=np.bincount(pairs % data.num_items, minlength=data.num_items),
     )
-
-
-def _layout(path: Path, header: bool | None) -> TableLayout:
-    """Determine the layout of a table, with its separator. The first line has names if `header` is
-    true, or one of them names a role, or the line does not look like a row."""
-    if format_of(path) != "text":
-        return TableLayout.own({})
-    layout = TableLayout.own({}, separator=separator_of(path))
-    if header is None:
-        names = column_names(path, layout)
-        named = any(role.surest_first(names) for role in _ROLES.values())
-        header = named or not first_line_is_row(path, layout)
-    return layout if header else replace(layout, names="positions")
 
 
 def _check_given(path: Path, names: list[str], given: Mapping[str, str], telling: bool) -> None:
     """Check the number of usable columns, and the given ones.
 
     Raises:
-        DataError: there are fewer than two, or a given one is missing or has two roles.
+        DataError: there are fewer than two, or a given one is missing.
     """
     if len(names) < 2:
         raise DataError(
@@ -427,30 +415,26 @@ def _check_given(path: Path, names: list[str], given: Mapping[str, str], telling
                 else "the first line is a row: use column positions, such as --user 1 --item 2; if"
                 " it has names, add --header",
             )
-        if list(given.values()).count(name) > 1:
-            raise DataError(
-                f"column {name!r} has two roles",
-                expected="different columns for users, items, ratings and times",
-                got=" ".join(f"--{role} {name}" for role, name in given.items()),
-                fix="give each role a column of its own",
-            )
 
 
 def _frame(
-    path: Path, layout: TableLayout, names: list[str], given: Mapping[str, str], form: str | None
+    path: Path,
+    layout: TableLayout,
+    names: list[str],
+    given: Mapping[str, str],
+    features: set[str],
+    form: str | None,
 ) -> Columns:
-    """Read the columns that may have a role: if users and items are known by name, only columns
-    named like a role or with times in the first rows, so that prices and texts are not read.
-    Possible ids are read as text, so that "007" does not become 7."""
+    """Read the features, and the columns that may have a role: if users and items are known by
+    name, only columns named like a role or with times in the first rows, so that other prices and
+    texts are not read. Possible ids are read as text, so that "007" does not become 7."""
     named = {role: by.surest_first(names) for role, by in _ROLES.items()}
-    ids = [name for role, name in given.items() if role in ("user", "item")]
-    numbers = [name for role, name in given.items() if role not in ("user", "item")]
-    numbers = {*numbers, *named["rating"], *named["time"]} - {*ids}
+    ids = {name for role, name in given.items() if role in _IDS}
+    numbers = {*given.values(), *named["rating"], *named["time"]} - ids - features
     kinds = {name: None if name in numbers else str for name in names}
-    certain = all(role in given or named[role] for role in ("user", "item"))
-    if layout.names == "first line" and certain:
+    if layout.names == "first line" and all(role in given or named[role] for role in _IDS):
         first = read_table(path, replace(layout, columns=kinds), _FIRST_ROWS)
-        possible = {*given.values()}.union(*named.values())
+        possible = features.union(given.values(), *named.values())
         possible |= {n for n in names if _look_like_times(typed(first[n]), form)}
         kinds = {name: kind for name, kind in kinds.items() if name in possible}
     return read_table(path, replace(layout, columns=kinds))
@@ -460,72 +444,64 @@ def _assigned(
     path: Path,
     frame: Columns,
     given: Mapping[str, str],
-    roles: Sequence[str],
+    possible: Sequence[str],
     telling: bool,
     form: str | None,
-) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
+) -> dict[str, RoleColumn]:
     """Assign columns to roles: given ones, then by names, values and order.
 
     Args:
         path: of the table, for errors.
         frame: its columns.
         given: known columns by role.
-        roles: that columns may have.
+        possible: roles that columns may have.
         telling: whether the names may tell what columns hold.
         form: of dates.
-
-    Returns:
-        By role the column, the reason, and other columns with a name of that role.
 
     Raises:
         DataError: users or items are ambiguous, or no column has times of the given format.
     """
-    columns = dict(given)
-    reasons = dict.fromkeys(given, "as given")
-    rivals: dict[str, tuple[str, ...]] = {}
+    roles = {role: RoleColumn(name, "as given") for role, name in given.items()}
     values = {name: typed(column) for name, column in frame.items()}
 
     def free() -> list[str]:
-        return [name for name in frame if name not in columns.values()]
+        taken = {choice.column for choice in roles.values()}
+        return [name for name in frame if name not in taken]
 
-    def assign(role: str, name: str, reason: str) -> None:
-        columns[role] = name
-        reasons[role] = reason
+    def missing() -> list[str]:
+        return [role for role in _IDS if role not in roles]
 
-    for role in () if telling else ("user", "item"):
-        if role not in columns and free():
-            assign(role, free()[0], "by its place")
-    for role in roles:
-        named = _ROLES[role].surest_first(free()) if role not in columns else []
+    for role in () if telling else missing():
+        if free():
+            roles[role] = RoleColumn(free()[0], "by its place")
+    for role in possible:
+        named = [] if role in roles else _ROLES[role].surest_first(free())
         fitting = [name for name in named if _ROLES[role].fits(values[name], form)]
         if fitting:
-            assign(role, fitting[0], "by its name")
-            rivals[role] = tuple(fitting[1:])
+            roles[role] = RoleColumn(fitting[0], "by its name", tuple(fitting[1:]))
     looks = {"time": _look_like_times} | ({} if telling else {"rating": _look_like_ratings})
-    for role, test in looks.items():
-        missing = [id_role for id_role in ("user", "item") if id_role not in columns]
-        alike = [name for name in free() if test(values[name], form)]
-        if role not in columns and role in roles and len(alike) == 1 and len(free()) > len(missing):
-            assign(role, alike[0], f"its values look like {role}s")
-    missing = [role for role in ("user", "item") if role not in columns]
+    for role in [role for role in looks if role in possible and role not in roles]:
+        alike = [name for name in free() if looks[role](values[name], form)]
+        if len(alike) == 1 and len(free()) > len(missing()):
+            roles[role] = RoleColumn(alike[0], f"its values look like {role}s")
     ids = [n for n in free() if len(free()) <= 2 or _are_ids(frame[n], values[n])]
-    if missing and len(ids) != len(missing):
+    if missing() and len(ids) != len(missing()):
         raise DataError(
-            f"cannot tell which column of {path} holds the {missing[0]}s",
+            f"cannot tell which column of {path} holds the {missing()[0]}s",
             expected="names such as user_id and item_id",
             got=f"columns {', '.join(map(repr, frame))}",
-            fix="add " + " ".join(f"--{role} COLUMN" for role in missing),
+            fix="add " + " ".join(f"--{role} COLUMN" for role in missing()),
         )
-    for role, name in zip(missing, ids, strict=False):
-        assign(role, name, "the only column of ids left" if len(ids) == 1 else "by its place")
-    if form is not None and "time" not in columns:
+    reason = "the only column of ids left" if len(ids) == 1 else "by its place"
+    roles |= {role: RoleColumn(name, reason) for role, name in zip(missing(), ids, strict=False)}
+    if form is not None and "time" not in roles:
         raise DataError(
             f"{path} has no column of times in the format {form!r}",
             expected="the format of all dates of a column, such as '%m/%d/%Y %H:%M'",
             got=form,
             fix="correct --time-format, and name the column with --time",
         )
-    return columns, reasons, rivals
+    return roles
 
 
 def _are_ids(texts: pd.Series, values: pd.Series) -> bool:

@@ -60,7 +60,6 @@ class TableLayout:
     Attributes:
         columns: name -> type: a NumPy integer or float type of all values; `str`; or None: numbers
             if all values are numbers, else text.
-        optional: likewise, columns that may be missing.
         settings: name -> the setting that names a column, for errors.
         separator: between two values; `"::"` is allowed. In a user's own table a space is any
             number of spaces.
@@ -71,7 +70,6 @@ class TableLayout:
     """
 
     columns: Types
-    optional: Types = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     separator: str = "\t"
     names: Literal["first line", "columns", "positions"] = "columns"
@@ -82,7 +80,6 @@ class TableLayout:
     def own(
         cls,
         columns: Types,
-        optional: Types | None = None,
         settings: Mapping[str, str] | None = None,
         *,
         separator: str = ",",
@@ -91,7 +88,7 @@ class TableLayout:
         """Create the layout of a user's own table: CSV whose values may be quoted or missing, in
         UTF-8 or UTF-16, optionally gzipped, with empty lines, titles and comments above."""
         names = "first line" if header else "positions"
-        return cls(columns, optional or {}, settings or {}, separator, names, True, None)
+        return cls(columns, settings or {}, separator, names, True, None)
 
     @property
     def delimiter(self) -> str:
@@ -102,6 +99,23 @@ class TableLayout:
     def quoting(self) -> Literal[0, 3]:
         """Treatment of quotes by parsers."""
         return csv.QUOTE_MINIMAL if self.gaps else csv.QUOTE_NONE
+
+
+@dataclass(frozen=True)
+class TableStart:
+    """Format and columns of a table, by its schema or its first rows.
+
+    Attributes:
+        kind: format of the file.
+        names: names of all columns.
+        nested: types of the columns with lists, structs or maps, by name.
+        above: number of rows above a table of text.
+    """
+
+    kind: Literal["parquet", "json", "text"]
+    names: list[str]
+    nested: Mapping[str, str] = field(default_factory=dict)
+    above: int = 0
 
 
 def format_of(path: Path, maybe_json: bool = True) -> Literal["parquet", "json", "text"]:
@@ -125,44 +139,39 @@ def format_of(path: Path, maybe_json: bool = True) -> Literal["parquet", "json",
     return "json" if _JSON.match(text) else "text"
 
 
-def column_names(path: Path, layout: TableLayout) -> list[str]:
-    """Names of all columns of a table.
+def table_start(path: Path, layout: TableLayout) -> TableStart:
+    """Columns of a table, by its schema or its first rows.
 
     Raises:
         DataError: the file is missing, empty or not readable, or pyarrow is needed and missing.
     """
     kind = format_of(path, layout.gaps)
     if kind == "parquet":
-        return [name for name, _ in _parquet_columns(path)]
-    if layout.names == "columns":
-        return list(layout.columns)
+        with _parquet(path) as file:
+            types = [(column.name, column.type) for column in file.schema_arrow]
+        nested = {name: str(of_values) for name, of_values in types if of_values.num_fields}
+        return TableStart(kind, [name for name, _ in types], nested)
     if kind == "json":
-        return list(_read_json(path, _FIRST_OBJECTS))
-    names = next(iter(table_start(path, layout)[1]), [])
+        frame = _read_json(path, _FIRST_OBJECTS)
+        nested = [name for name in frame if {list, dict} & {*frame[name].map(type)}]
+        return TableStart(kind, list(frame), dict.fromkeys(nested, "lists or objects"))
+    if layout.names == "columns":
+        return TableStart(kind, list(layout.columns))
+    above, rows = first_rows(path, layout)
+    names = next(iter(rows), [])
     if not names:
         raise DataError(f"{path} is empty", fix="give a table with a line of column names and rows")
-    return names if layout.names == "first line" else [str(n + 1) for n in range(len(names))]
+    if layout.names == "positions":
+        names = [str(number) for number in range(1, len(names) + 1)]
+    return TableStart(kind, names, above=above)
 
 
-def nested_columns(path: Path) -> list[str]:
-    """Names of the columns with lists, structs or maps in a user's own table.
+def first_rows(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
+    """Number of rows above a table of text, and the first rows of the table, `[rows][values]`,
+    with its names.
 
-    Raises:
-        DataError: the file is damaged, or pyarrow is missing.
-    """
-    kind = format_of(path)
-    if kind == "parquet":
-        return [name for name, nested in _parquet_columns(path) if nested]
-    frame = _read_json(path, _FIRST_OBJECTS) if kind == "json" else pd.DataFrame()
-    return [n for n in frame if any(isinstance(value, (list, dict)) for value in frame[n])]
-
-
-def table_start(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
-    """Find the number of rows above a user's own table (0 unless it is a text file), and the first
-    rows of the table, `[rows][values]`.
-
-    Rows above are empty lines, titles (one value, unlike the table), the line `sep=;` of Excel, and
-    comments (`#`) with another number of values.
+    Rows above a user's own table are empty lines, titles (one value, unlike the table), the line
+    `sep=;` of Excel, and comments (`#`) with another number of values.
 
     Raises:
         DataError: the file is not readable.
@@ -196,15 +205,21 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
             has too few or too many values or one of another type, a table with gaps has no rows,
             or pyarrow is missing.
     """
-    names = column_names(path, layout)
-    wanted = _wanted(str(path), layout, names)
-    kind = format_of(path, layout.gaps)
-    if kind == "parquet":
-        frame = _read_parquet(path, list(wanted), rows)
-    elif kind == "json":
+    start = table_start(path, layout)
+    _check_columns(str(path), layout, start.names)
+    for name in start.nested.keys() & layout.columns.keys():
+        raise DataError(
+            f"{path}, column {name!r} contains lists, structs or maps",
+            expected="one value per row, such as a number or a text",
+            got=start.nested[name],
+            fix="write one row per value, or use another column",
+        )
+    if start.kind == "parquet":
+        frame = _read_parquet(path, list(layout.columns), rows)
+    elif start.kind == "json":
         frame = _read_json(path, rows)
     else:
-        frame = _read_text(path, layout, names, wanted, rows)
+        frame = _read_text(path, layout, start, rows)
     return columns_of(str(path), frame, layout)
 
 
@@ -214,14 +229,15 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -
     Raises:
         DataError: a column is missing or duplicate, or a table with gaps has no rows.
     """
-    columns = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
+    _check_columns(table, layout, list(frame))
+    columns = {name: pd.Series(frame[name]) for name in layout.columns}
     if layout.gaps and not all(map(len, columns.values())):
         raise DataError(f"{table} has no rows", fix="give a table with at least one row")
     return columns
 
 
-def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str, type | None]:
-    """Select the columns of a layout that a table has, with their types.
+def _check_columns(table: str, layout: TableLayout, present: Sequence[str]) -> None:
+    """Check that a table has each column of a layout once.
 
     Raises:
         DataError: a column is missing or duplicate.
@@ -236,30 +252,12 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
                 fix=did_you_mean(column, present)
                 + (_NO_NAMES if layout.gaps and layout.names == "first line" else ""),
             )
-    optional = {name: kind for name, kind in layout.optional.items() if name in present}
-    for column in (wanted := {**layout.columns, **optional}):
         if present.count(column) > 1:
             raise DataError(f"{table}: duplicate column {column!r}", fix="rename one of them")
-    return wanted
-
-
-def _parquet_columns(path: Path) -> list[tuple[str, str]]:
-    """Name of each column of a Parquet file, and its type if it contains lists, structs or maps,
-    otherwise an empty text."""
-    with _parquet(path) as file:
-        return [(f.name, str(f.type) if f.type.num_fields else "") for f in file.schema_arrow]
 
 
 def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
     """Read columns with one value per row. Bytes are read as UTF-8, invalid ones as `\\x80`."""
-    for name, nested in _parquet_columns(path):
-        if nested and name in columns:
-            raise DataError(
-                f"{path}, column {name!r} contains lists, structs or maps",
-                expected="one value per row, such as a number or a text",
-                got=nested,
-                fix="write one row per value, or use another column",
-            )
     with _parquet(path) as file:
         if rows is not None and file.metadata.num_rows > rows:
             table = next(file.iter_batches(batch_size=rows, columns=columns))
@@ -313,16 +311,14 @@ def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
 
 
 def _read_text(
-    path: Path, layout: TableLayout, names: list[str], wanted: Types, rows: int | None
+    path: Path, layout: TableLayout, start: TableStart, rows: int | None
 ) -> pd.DataFrame:
-    kinds: dict = {
-        name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
-    }
+    names = start.names
+    kinds: dict = {n: object if kind is str else kind for n, kind in layout.columns.items() if kind}
     # The parser rejects duplicate names; these columns are not read.
     unique = [
         f"{name} ({index})" if names.count(name) > 1 else name for index, name in enumerate(names)
     ]
-    above = table_start(path, layout)[0]
     try:
         with warnings.catch_warnings(), _open_text(path, layout.encoding) as file:
             # a first line with too many values only causes a warning
@@ -334,11 +330,11 @@ def _read_text(
                 text,
                 sep=r"\s+" if layout.gaps and layout.separator == " " else layout.delimiter,
                 skipinitialspace=layout.gaps,
-                skiprows=above,
+                skiprows=start.above,
                 header=0 if layout.names == "first line" else None,
                 names=unique,
                 # lines with too many values are accepted if columns are selected
-                usecols=list(wanted) if set(names) != set(wanted) else None,  # pyright: ignore[reportArgumentType]
+                usecols=list(layout.columns) if {*names} != {*layout.columns} else None,  # pyright: ignore[reportArgumentType]
                 dtype=kinds,
                 keep_default_na=False,
                 na_values=[""] if layout.gaps else None,
@@ -351,7 +347,7 @@ def _read_text(
     except (UnicodeDecodeError, *_DAMAGED) as error:
         raise _unreadable(path, error) from None
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
-        raise _first_fault(path, layout, names, error) from None
+        raise _first_fault(path, layout, start, error) from None
 
 
 def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[list[str]]:
@@ -368,12 +364,12 @@ def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[l
         )
 
 
-def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Exception) -> DataError:
+def _first_fault(path: Path, layout: TableLayout, start: TableStart, error: Exception) -> DataError:
     """Find the first malformed line, slowly, as the fast parser does not report it."""
-    above = table_start(path, layout)[0] + (layout.names == "first line")
+    above = start.above + (layout.names == "first line")
     with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote
         for number, row in enumerate(_rows(path, layout, "replace"), start=1):
-            expected = _fault(row, layout, names) if row and number > above else ""
+            expected = _fault(row, layout, start.names) if row and number > above else ""
             if expected:
                 return malformed_line(path, number, layout.separator.join(row), expected)
     return _unreadable(path, error)
@@ -437,13 +433,10 @@ def _not_text(problem: str, path: Path, otherwise: str, fix: str) -> DataError:
 # Text files, gzipped or not, in UTF-8 or UTF-16.
 
 
-@contextmanager
-def _open_text(path: Path, encoding: str | None, errors: str = "strict") -> Iterator[IO[str]]:
+def _open_text(path: Path, encoding: str | None, errors: str = "strict") -> IO[str]:
     """Open a text file, unpacked, without converting line ends."""
-    with _opener(path)(
-        path, "rt", encoding=encoding or _encoding(path), errors=errors, newline=""
-    ) as file:
-        yield file
+    encoding = encoding or _encoding(path)
+    return _opener(path)(path, "rt", encoding=encoding, errors=errors, newline="")
 
 
 def _opener(path: Path):

@@ -33,14 +33,14 @@ def row_numbers(interactions: Interactions, seed: int, name: str, *address: int)
     """
     position = np.empty(len(interactions), dtype=np.uint64)
     position[interactions.user_order] = within_groups(np.diff(interactions.user_offsets))
-    users = _user_hashes(interactions, seed, name, *address)
+    users = _hashes(interactions.user_ids, seed, name, *address)
     return (mixed(users[interactions.users] + position) >> _SHIFT).astype(np.int64)
 
 
 def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
     """Random number in [0, 2^32) for each row's user and item, `int64 [rows]`, independent of the
     order of rows; arguments as of `row_numbers`."""
-    users = _user_hashes(interactions, seed, name, *address)
+    users = _hashes(interactions.user_ids, seed, name, *address)
     items = hashed(interactions.item_ids.tolist())
     numbers = mixed(users[interactions.users] + items[interactions.items])
     return (numbers >> _SHIFT).astype(np.int64)
@@ -48,17 +48,13 @@ def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int
 
 def user_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
     """Random number in [0, 1) for each user, `float64 [users]`; arguments as of `row_numbers`."""
-    return (_user_hashes(interactions, seed, name, *address) >> _SHIFT) / 2.0**32
+    return (_hashes(interactions.user_ids, seed, name, *address) >> _SHIFT) / 2.0**32
 
 
 def item_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
     """A random number in [0, 1) of each item, `float64 [items]`, by its id; arguments as of
     `row_numbers`."""
     return (_hashes(interactions.item_ids, seed, name, *address) >> _SHIFT) / 2.0**32
-
-
-def _user_hashes(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
-    return _hashes(interactions.user_ids, seed, name, *address)
 
 
 def _hashes(ids: np.ndarray, seed: int, name: str, *address: int) -> np.ndarray:
@@ -79,38 +75,25 @@ _LEAST_SHARE = 0.0005  # smallest share that is reported, a tenth of a percent w
 _TIES = 4  # part of the stream "split", after those of fedrec.data.splits
 
 
-class TimeOrder:
-    """Order of each user's rows.
+def time_positions(interactions: Interactions, seed: int) -> np.ndarray:
+    """Position of each row in its user's sequence, from 0, `int64 [rows]`; `seed` is that of the
+    split.
 
-    Args:
-        interactions: the rows.
-        seed: of the split.
+    Raises:
+        DataError: the interactions have no times.
     """
-
-    def __init__(self, interactions: Interactions, seed: int) -> None:
-        self._interactions = interactions
-        self._seed = seed
-
-    @cached_property
-    def positions(self) -> np.ndarray:
-        """Position of each row in its user's sequence, from 0, `int64 [rows]`.
-
-        Raises:
-            DataError: the interactions have no times.
-        """
-        data = self._interactions
-        times = times_of(data)
-        order = sorted_rows(data.users, times)
-        tied = _tied(data, order)
-        if tied.any():
-            _report(data.name, tied_share(data))
-            rows = np.sort(order[tied])
-            keys = pair_numbers(data.with_rows(rows), self._seed, "split", _TIES)
-            # A position of a tied run goes to a row of that run, as both are sorted alike.
-            order[tied] = rows[np.lexsort((keys, times[rows], data.users[rows]))]
-        positions = np.empty(len(data), dtype=np.int64)
-        positions[order] = within_groups(np.bincount(data.users))
-        return positions
+    times = times_of(interactions)
+    order = sorted_rows(interactions.users, times)
+    tied = _tied(interactions, order)
+    if tied.any():
+        _report(interactions.name, tied_share(interactions))
+        rows = np.sort(order[tied])
+        keys = pair_numbers(interactions.with_rows(rows), seed, "split", _TIES)
+        # A position of a tied run goes to a row of that run, as both are sorted alike.
+        order[tied] = rows[np.lexsort((keys, times[rows], interactions.users[rows]))]
+    positions = np.empty(len(interactions), dtype=np.int64)
+    positions[order] = within_groups(np.bincount(interactions.users))
+    return positions
 
 
 @functools.lru_cache  # a split and the clients' sequences need the same order
@@ -195,24 +178,45 @@ def _tied(data: Interactions, order: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
+class LabelledRows:
+    """Interactions with labels, in each user's order of time.
+
+    Attributes:
+        data: the dataset.
+        labels: `float32` or `bool [rows]`.
+        seed: of the split.
+    """
+
+    data: Interactions
+    labels: np.ndarray
+    seed: int
+
+    @cached_property
+    def positions(self) -> np.ndarray | None:
+        """Position of each row in its user's sequence, `int64 [rows]`; None without times."""
+        return None if self.data.times is None else time_positions(self.data, self.seed)
+
+
+@dataclass(frozen=True, eq=False)
 class UserRows:
     """Ragged rows of some clients; the rows of client c are `offsets[c]:offsets[c + 1]`.
 
     Attributes:
-        data: the dataset.
-        all_labels: `float32` or `bool [all rows]`, labels of the dataset's rows.
-        order: order of each user's rows.
+        source: all rows of the dataset.
         clients: `int64 [clients]`, ids of the clients.
         owner: `int64 [rows]`, ascending: position of each row's client in `clients`.
         rows: `int64 [rows]`, row numbers in the dataset.
     """
 
-    data: Interactions
-    all_labels: np.ndarray
-    order: TimeOrder
+    source: LabelledRows
     clients: np.ndarray
     owner: np.ndarray
     rows: np.ndarray
+
+    @property
+    def data(self) -> Interactions:
+        """The dataset."""
+        return self.source.data
 
     @property
     def offsets(self) -> np.ndarray:
@@ -243,7 +247,7 @@ class UserRows:
     @property
     def labels(self) -> np.ndarray:
         """Label of each row, `float32 [rows]`."""
-        return self.all_labels[self.rows].astype(np.float32, copy=False)
+        return self.source.labels[self.rows].astype(np.float32, copy=False)
 
     @property
     def ratings(self) -> np.ndarray | None:
@@ -253,7 +257,8 @@ class UserRows:
     @property
     def times(self) -> np.ndarray | None:
         """Position of each row in its user's sequence, `int64 [rows]`; None without times."""
-        return None if self.data.times is None else self.order.positions[self.rows]
+        positions = self.source.positions
+        return None if positions is None else positions[self.rows]
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray]:
         """Pair of `offsets` and the items `int64 [rows]` of each client from the earliest to the
@@ -279,31 +284,21 @@ class UserRows:
 
 
 class GroupedRows:
-    """Selection of the rows of interactions, grouped by user.
+    """Selection of the rows of a dataset, grouped by user.
 
     Args:
-        interactions: the dataset.
-        labels: `float32` or `bool [all rows]`.
-        order: order of each user's rows.
+        source: all rows.
         rows: `int64 [n]`, row numbers; None: all rows.
     """
 
-    def __init__(
-        self,
-        interactions: Interactions,
-        labels: np.ndarray,
-        order: TimeOrder,
-        rows: np.ndarray | None = None,
-    ) -> None:
-        self._data = interactions
-        self._labels = labels
-        self._order = order
-        users = interactions.users if rows is None else interactions.users[rows]
+    def __init__(self, source: LabelledRows, rows: np.ndarray | None = None) -> None:
+        self.source = source
+        users = source.data.users if rows is None else source.data.users[rows]
         if (users[1:] < users[:-1]).any():
             by_user = np.argsort(users, kind="stable")
             rows = by_user if rows is None else rows[by_user]
         self._rows = rows  # None: the rows of the data are grouped already
-        counts = np.bincount(users, minlength=interactions.num_users)
+        counts = np.bincount(users, minlength=source.data.num_users)
         self._offsets = np.concatenate([[0], np.cumsum(counts)])
 
     def counts(self, users: np.ndarray) -> np.ndarray:
@@ -317,4 +312,4 @@ class GroupedRows:
         rows = spans(self._offsets[users], counts)
         if self._rows is not None:
             rows = self._rows[rows]
-        return UserRows(self._data, self._labels, self._order, clients, owner, rows)
+        return UserRows(self.source, clients, owner, rows)

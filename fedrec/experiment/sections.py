@@ -56,28 +56,24 @@ def component_settings(
     config_class = getattr(cls, "Config", None)
     if config_class is not None:
         return _with_nested(config_class.parse(section.options, at=at), at, seed)
-    parameters = inspect.signature(cls).parameters
-    arguments = {key.replace("-", "_"): value for key, value in section.options.items()}
+    parameters = {
+        name.replace("_", "-"): parameter
+        for name, parameter in inspect.signature(cls).parameters.items()
+    }
+    arguments = {key.replace("_", "-"): value for key, value in section.options.items()}
     for key in arguments:
         if key not in parameters:
-            known = [name.replace("_", "-") for name in parameters]
-            shown = key.replace("_", "-")
+            fix = did_you_mean(key, [*parameters])
+            raise ExperimentError(f"unknown key '{at}.{key}'", got=key, fix=fix)
+    for key, parameter in parameters.items():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not variadic and key not in arguments:
             raise ExperimentError(
-                f"unknown key '{at}.{shown}'", got=shown, fix=did_you_mean(shown, known)
-            )
-    for name, parameter in parameters.items():
-        needed = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if needed and name not in arguments:
-            shown = name.replace("_", "-")
-            raise ExperimentError(
-                f"missing key '{at}.{shown}'",
+                f"missing key '{at}.{key}'",
                 expected=f"a value, as {section.name} has no default",
                 fix="set the key",
             )
-    return arguments
+    return {key.replace("-", "_"): value for key, value in arguments.items()}
 
 
 def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
@@ -93,23 +89,27 @@ def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
         return cls(settings, *arguments)
 
 
-def sections_within(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
-    """Yield the sections within a component's settings, each with its key and kind.
+def _fields(settings: Config) -> Iterator[tuple[str, registry.Kind | None, Any]]:
+    """Yield the name and the value of each field, and the kind of component that it names, if any.
 
-    A field that holds one is annotated with the kind:
+    A field that holds a section is annotated with the kind:
     `inner: Annotated[Section, registry.STRATEGY]`.
     """
-    if not isinstance(settings, Config):
-        return
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
+        kinds = (kind for kind in field.metadata if isinstance(kind, registry.Kind))
+        yield name, next(kinds, None) if isinstance(value, Section) else None, value
+
+
+def sections_within(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
+    """Yield the sections within a component's settings, each with its key and kind."""
+    for name, kind, value in _fields(settings) if isinstance(settings, Config) else ():
         key = name.replace("_", "-")
-        for kind in field.metadata:
-            if isinstance(kind, registry.Kind) and isinstance(value, Section):
-                yield key, kind, value
-        if not isinstance(value, Section):
-            for inner, kind, section in sections_within(value):
-                yield f"{key}.{inner}", kind, section
+        if kind is not None:
+            yield key, kind, value
+        elif not isinstance(value, Section):
+            for inner, inner_kind, section in sections_within(value):
+                yield f"{key}.{inner}", inner_kind, section
 
 
 def nested_sections(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
@@ -124,11 +124,9 @@ def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
     """Check the sections within settings by their components, and fill in defaults."""
     settings = settings if seed is None else settings.seeded(seed)
     changes: dict[str, Any] = {}
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
+    for name, kind, value in _fields(settings):
         key = f"{at}.{name.replace('_', '-')}"
-        kind = next((kind for kind in field.metadata if isinstance(kind, registry.Kind)), None)
-        if kind is not None and isinstance(value, Section):
+        if kind is not None:
             changes[name] = resolved_section(kind, value, at=key, seed=seed)
         elif isinstance(value, Config):
             changes[name] = _with_nested(value, key, seed)

@@ -350,7 +350,8 @@ def try_own(file, rated=True):
     """What `fedrec run --data` does before it trains."""
     found = told(lambda: recognise(file, {}, rated=rated))
     if not isinstance(found, str):
-        assert 1 <= found.users <= found.rows and 1 <= found.items <= found.rows
+        assert 1 <= len(found.items_of) <= len(found.data)
+        assert 1 <= len(found.users_of) <= len(found.data)
         assert all(isinstance(line, str) for line in found.lines())
         told(lambda: OwnTable(unrated=not rated).experiment(file, [], True))
 

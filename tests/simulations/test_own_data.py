@@ -74,6 +74,19 @@ def test_a_table_without_a_line_of_names_is_one_whether_seen_or_said(tmp_path):
     assert said.table()["dataset"] == seen
 
 
+def test_settings_of_the_table_are_used_when_its_columns_are_recognised(tmp_path):
+    """A feature is no column of ratings, and is read although it has no role."""
+    file = tmp_path / "shop.csv"
+    lines = [f"k{n % 40},s{n % 7},x{n % 11},{n % 11}" for n in range(400)]
+    file.write_text("\n".join(["user,item,sku,score", *lines]) + "\n")
+    options = ["dataset.item-features=['score']", "dataset.item=sku"]
+    chosen = OwnTable(system="linear").experiment(file, options, True)
+    assert "rating" not in chosen.table()["dataset"]
+    data = POPULATIONS.population(chosen).interactions
+    assert (data.num_users, data.num_items) == (40, 11)
+    assert [len(feature.categories) for feature in data.item_features.features] == [11]
+
+
 def table_of(tmp_path, rows):
     file = tmp_path / "rows.csv"
     file.write_text("\n".join(["user,item", *(f"u{user},i{item}" for user, item in rows)]) + "\n")

@@ -81,20 +81,19 @@ class MovieLens(Reader):
             DataError: an id is missing or duplicate.
         """
         path = self.file(file)
-        table = read_table(path, layout)
-        listed = pd.Index(next(iter(table.values())))
-        if not listed.is_unique:
-            twice = listed[listed.duplicated()][0]
+        table = pd.DataFrame(read_table(path, layout))
+        table = table.set_index(table.columns[0])
+        if not table.index.is_unique:
+            twice = table.index[table.index.duplicated()][0]
             raise DataError(f"{path}: duplicate id {twice}", fix="remove one of the lines")
-        index = listed.get_indexer(pd.Index(ids))
-        missing = index < 0
-        if missing.any():
+        missing = ids[~np.isin(ids, table.index)]
+        if len(missing):
             raise DataError(
-                f"{path}: id {ids[missing][0]} of the ratings is missing",
-                got=f"{int(missing.sum()):,} of {len(ids):,} ids without a line",
+                f"{path}: id {missing[0]} of the ratings is missing",
+                got=f"{len(missing):,} of {len(ids):,} ids without a line",
                 fix="use both files from one copy of the dataset",
             )
-        return {name: values.iloc[index] for name, values in table.items()}
+        return {str(name): column for name, column in table.loc[ids].items()}
 
 
 # MovieLens-1M: 1,000,209 star ratings, 6,040 users, 3,706 rated films (Harper and Konstan, 2015).

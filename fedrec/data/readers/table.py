@@ -23,13 +23,13 @@ from fedrec.data.columns import ids_of, index_rows, numbers_of, times_of
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, labelled
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.recognition import repeated_rows
-from fedrec.data.tables import Columns, TableLayout, column_names, columns_of, read_table
+from fedrec.data.tables import Columns, TableLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
 log = logging.getLogger("fedrec.data")
 
+ROLES = ("user", "item", "rating", "time")
 OTHER = "other"
 """Category of users with an undeclared value."""
 
@@ -69,6 +69,11 @@ class TableConfig(ReaderConfig):
     item_texts: tuple[str, ...] = ()
     """Names of columns of these tables that hold a text, such as a title, instead of a category."""
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Name of the column of each role that there is."""
+        return {role: name for role in ROLES if (name := getattr(self, role)) is not None}
+
 
 class Table(Reader):
     """Reads the file named by `path`."""
@@ -80,9 +85,8 @@ class Table(Reader):
 
     def read(self) -> Interactions:
         rows = self.interactions(read_table(self._path, self._layout()))
-        repeated = len(rows) - len(distinct(rows.users * rows.num_items + rows.items))
-        if repeated:
-            log.warning("%s: %s", self._path, repeated_rows(repeated, len(rows)))
+        if repeated := repeated_rows(rows):
+            log.warning("%s: %s", self._path, repeated)
         return rows
 
     def interactions(self, columns: Columns) -> Interactions:
@@ -145,21 +149,21 @@ class Table(Reader):
         """The layout of the main table, without texts of additional ones."""
         config = self.config
         settings: dict[str, str] = {}
-        for role in ("user", "item", "rating", "time"):
-            name = getattr(config, role)
+        for role, name in config.columns.items():
             if name in settings:
                 raise DataError(
                     f"column {name!r} has two roles: {settings[name]} and dataset.{role}",
                     fix="use different columns for users, items, ratings and times",
                 )
-            settings |= {name: f"dataset.{role}"} if name else {}
+            settings[name] = f"dataset.{role}"
         elsewhere = self._columns(config.item_features)
         texts = [n for n in config.item_texts if n in config.item_features or n not in elsewhere]
-        for key, names in (
-            ("user-features", config.user_features),
-            ("item-features", config.item_features),
-            ("item-texts", texts),
-        ):
+        features = {
+            "user-features": config.user_features,
+            "item-features": config.item_features,
+            "item-texts": texts,
+        }
+        for key, names in features.items():
             settings |= {name: f"dataset.{key}" for name in names if name not in self._extras}
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
@@ -179,7 +183,7 @@ class Table(Reader):
         """Names of columns, in place of a name of an additional table those of its columns."""
         layout = TableLayout.own({}, separator=self.config.separator)
         extras = self._extras
-        columns = (column_names(extras[n], layout) if n in extras else [n] for n in names)
+        columns = (table_start(extras[n], layout).names if n in extras else [n] for n in names)
         return [column for some in columns for column in some]
 
     def _features(
@@ -224,6 +228,14 @@ class Table(Reader):
         if taken:
             log.warning("feature %r is interpreted as %s", name, taken)
         return feature
+
+
+def repeated_rows(rows: Interactions) -> str:
+    """Describe the number of rows whose user and item are those of another row; empty if none."""
+    repeated = len(rows) - len(distinct(rows.pairs))
+    if not repeated:
+        return ""
+    return f"{repeated:,} of {len(rows):,} rows repeat the user and the item of another row"
 
 
 def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Interactions:

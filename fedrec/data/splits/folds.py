@@ -27,9 +27,8 @@ from fedrec.data.splits.rules import (
     Order,
     Partition,
     Split,
-    places,
+    ordered,
     rounded,
-    sort_key,
     users_of,
 )
 from fedrec.data.tables import TableLayout, read_table
@@ -83,8 +82,7 @@ class LeaveOneOut(Split):
         Raises:
             DataError: the order is temporal and the interactions have no times.
         """
-        key = sort_key(interactions, self.config.order, self.seed)
-        position, count = places(interactions.users, key)
+        position, count = ordered(interactions, self.config.order, self.seed)
         enough = count >= _FEWEST_ROWS
         test = enough & (position == count - 1)
         validation = enough & (position == count - 2) & self.config.validation
@@ -240,8 +238,7 @@ class Published(Split):
                 fix="choose another split, such as 'ratio'",
             )
         rows = np.flatnonzero(~test)
-        key = sort_key(interactions, "random", self.seed)[rows]
-        position, count = places(interactions.users[rows], key)
+        position, count = ordered(interactions, "random", self.seed, rows=rows)
         taken = np.minimum(rounded(self.config.validation * count), count - 1)
         validation = np.zeros(len(test), dtype=bool)
         validation[rows[position >= count - taken]] = True

@@ -16,7 +16,7 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.time_order import TimeOrder, row_numbers, sorted_rows, times_of, user_shares
+from fedrec.data.time_order import row_numbers, sorted_rows, time_positions, times_of, user_shares
 from fedrec.errors import DataError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Adjacency
@@ -152,7 +152,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
     split = split_of(section, seed)
     users = interactions.users
     times = interactions.times
-    pairs = users * interactions.num_items + interactions.items
+    pairs = interactions.pairs
     with component_errors(SPLIT.name, type(split), "with these interactions"):
         partition = split.split(interactions)
         if not isinstance(partition, Partition):
@@ -202,10 +202,14 @@ VALIDATION = 2
 BOUND = 3
 
 
-def sort_key(
-    interactions: Interactions, order: Order, seed: int, source: Stream = "client"
-) -> np.ndarray:
-    """Sort keys of each user's rows, integers `[rows]`: positions in time, or random numbers.
+def ordered(
+    interactions: Interactions,
+    order: Order,
+    seed: int,
+    source: Stream = "client",
+    rows: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Position of rows in their user's order, by time or random.
 
     Args:
         interactions: the rows.
@@ -213,17 +217,25 @@ def sort_key(
         seed: of the experiment.
         source: source of a random order: numbers of each client (`row_numbers`), or one shuffle of
             all rows, which changes for all clients if one has a row more or less.
+        rows: `int64 [n]`, row numbers, ascending; None: all rows.
+
+    Returns:
+        `int64 [n]` twice, see `places`.
 
     Raises:
         DataError: the order is temporal and the interactions have no times.
     """
     if order == "temporal":
-        return TimeOrder(interactions, seed).positions
-    if source == "client":
-        return row_numbers(interactions, seed, "split", ROWS)
-    key = np.arange(len(interactions), dtype=np.int32 if len(interactions) < 2**31 else np.int64)
-    stream(seed, "split", ROWS).shuffle(key)
-    return key
+        key = time_positions(interactions, seed)
+    elif source == "client":
+        key = row_numbers(interactions, seed, "split", ROWS)
+    else:
+        small = len(interactions) < 2**31
+        key = np.arange(len(interactions), dtype=np.int32 if small else np.int64)
+        stream(seed, "split", ROWS).shuffle(key)
+    if rows is None:
+        return places(interactions.users, key)
+    return places(interactions.users[rows], key[rows])
 
 
 def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -349,8 +361,7 @@ class UserHoldout(Split):
             )
         # Only the rows of held-out users, which are few, are sorted.
         rows = np.flatnonzero(np.isin(interactions.users, held_out_users))
-        key = sort_key(interactions, config.halves, self.seed, config.stream)[rows]
-        position, count = places(interactions.users[rows], key)
+        position, count = ordered(interactions, config.halves, self.seed, config.stream, rows)
         held_out = np.zeros(len(interactions), dtype=bool)
         held_out[rows[position >= (count + 1) // 2]] = True
         test = held_out & np.isin(interactions.users, test_users)
@@ -536,12 +547,10 @@ class Ratio(Split):
         Raises:
             DataError: the order is temporal and the interactions have no times.
         """
-        key = sort_key(interactions, self.config.order, self.seed, self.config.stream)
-        position, count = places(interactions.users, key)
-        test_count = np.minimum(rounded(self.config.test * count), count - 1)
-        validation_count = np.minimum(
-            rounded(self.config.validation * count), count - 1 - test_count
-        )
+        config = self.config
+        position, count = ordered(interactions, config.order, self.seed, config.stream)
+        test_count = np.minimum(rounded(config.test * count), count - 1)
+        validation_count = np.minimum(rounded(config.validation * count), count - 1 - test_count)
         from_end = count - 1 - position
         test = from_end < test_count
         validation = ~test & (from_end < test_count + validation_count)

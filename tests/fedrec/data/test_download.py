@@ -240,20 +240,12 @@ def copy(tmp_path):
     return tmp_path / "copy"
 
 
-def as_folder(copy):
-    return copy
-
-
-def as_zip(copy):
-    return shutil.make_archive(str(copy.parent / "a"), "zip", copy)
-
-
-def as_tar(copy):
-    return shutil.make_archive(str(copy.parent / "a"), "gztar", copy)
-
-
-def as_file(copy):
-    return next(copy.rglob("*.csv"))
+PACKED = {
+    "folder": lambda copy: copy,
+    "zip": lambda copy: shutil.make_archive(str(copy.parent / "a"), "zip", copy),
+    "tar": lambda copy: shutil.make_archive(str(copy.parent / "a"), "gztar", copy),
+    "file": lambda copy: next(copy.rglob("*.csv")),
+}
 
 
 def test_nothing_to_import(home, tmp_path):
@@ -267,9 +259,9 @@ def test_nothing_to_import(home, tmp_path):
             import_data(name, tmp_path / path)
 
 
-@pytest.mark.parametrize("packed", [as_folder, as_zip, as_tar, as_file])
+@pytest.mark.parametrize("packed", PACKED)
 def test_takes_the_needed_files_from_any_form(home, copy, packed):
-    folder = import_data(REVIEWS, type(home)(packed(copy)))
+    folder = import_data(REVIEWS, type(home)(PACKED[packed](copy)))
     assert folder == home / "reviews"
     assert [path.name for path in folder.iterdir()] == ["reviews.csv"]
     assert [path.name for path in home.iterdir()] == ["reviews"]
@@ -294,7 +286,7 @@ def test_subfolders_of_the_documented_form_are_kept(home, tmp_path):
 
 
 def test_file_nearest_to_the_root_counts(home, copy):
-    shutil.copy(as_file(copy), copy / "reviews.csv")
+    shutil.copy(PACKED["file"](copy), copy / "reviews.csv")
     (copy / "deep" / "er" / "reviews.csv").write_text("not this one")
     assert (import_data(REVIEWS, copy) / "reviews.csv").read_text() == REVIEW
 

@@ -64,17 +64,6 @@ def test_published_data_are_accepted(name, rows, users, items):
 
 
 @pytest.mark.real_data
-def test_features_of_ml_1m():
-    data = reader("ml-1m").read()
-    sizes = {feature.name: len(feature.categories) for feature in data.user_features.features}
-    assert sizes == {"gender": 2, "age": 7, "occupation": 21}
-    assert len(data.item_features["genres"].categories) == 18
-    # User 1: F::1::10, that is a K-12 student under 18.
-    first = [feature.categories[feature.codes[0]] for feature in data.user_features.features]
-    assert first == ["F", "Under 18", "K-12 student"]
-
-
-@pytest.mark.real_data
 def test_shipped_folds_cover_ml_100k_once():
     data = reader("ml-100k").read()
     folds = [read_test_fold(data_directory() / "ml-100k", fold, data) for fold in range(1, 6)]
@@ -224,6 +213,8 @@ def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
     assert vectors.known.tolist() == [True, False, True]
     with pytest.raises(DataError, match="1 of them, such as 'x'"):
         read_vectors(npy(tmp_path), np.array(["x"]), complete=False)
+    with pytest.raises(DataError, match=r"none\.npy"):
+        read_vectors(tmp_path / "none.npy", IDS, complete=True)
 
 
 @pytest.mark.filterwarnings("error")
@@ -243,12 +234,6 @@ def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
 def test_vectors_that_cannot_be_used_are_refused(tmp_path, values, names, message):
     with pytest.raises(DataError, match=message):
         read_vectors(npy(tmp_path, values, names), IDS, complete=True)
-
-
-def test_missing_and_other_files_are_refused(tmp_path):
-    for name in ("none.npy", "none.csv"):
-        with pytest.raises(DataError, match=name):
-            read_vectors(tmp_path / name, IDS, complete=True)
 
 
 def test_a_table_names_them_as_features_of_their_own_kind(tmp_path):
@@ -291,9 +276,6 @@ def test_the_catalogue_of_a_deployment_carries_them(tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(written))
     with pytest.raises(DataError, match="not a catalogue"):
         Catalogue.read(tmp_path / "c.json")
-
-
-def test_vectors_of_wrong_shape_are_refused():
     for values in (np.zeros((3, 0), np.float32), np.full((3, 2), np.inf, np.float32)):
         with pytest.raises(DataError, match="invalid vectors"):
             replace(vectors(), values=values)

@@ -33,6 +33,14 @@ def written(tmp_path):
     return write
 
 
+def columns(found):
+    return {role: choice.column for role, choice in found.roles.items()}
+
+
+def sizes(found):
+    return len(found.data), found.data.num_users, found.data.num_items
+
+
 @pytest.mark.parametrize(
     "heads",
     [
@@ -44,9 +52,9 @@ def written(tmp_path):
 )
 def test_columns_are_found_by_their_names(written, heads):
     found = recognise(written(heads))
-    assert tuple(found.columns[role] for role in ("user", "item", "rating", "time")) == heads
+    assert tuple(columns(found)[role] for role in ("user", "item", "rating", "time")) == heads
     assert found.positive_above == 3.0
-    assert (found.rows, found.users, found.items) == (4, 2, 3)
+    assert sizes(found) == (4, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -71,16 +79,16 @@ def test_of_two_columns_that_fit_the_surer_name_is_taken_wherever_it_stands(
     if turned:
         names, rows = names[::-1], [row[::-1] for row in rows]
     found = recognise(written(names, rows))
-    assert found.columns == heads and found.rivals[role] == (other,)
+    assert columns(found) == heads and found.roles[role].rivals == (other,)
     assert f"{other!r} also fits: --{role} {other}" in "".join(found.lines())
     named = recognise(written(names, rows), {role: other})
-    assert named.columns[role] == other and "fits as well" not in "".join(named.lines())
+    assert columns(named)[role] == other and "fits as well" not in "".join(named.lines())
 
 
 def test_times_are_found_by_what_is_in_them_and_ratings_by_their_name_only(written):
     found = recognise(written(("user", "item", "a", "b")))
-    assert found.columns == {"user": "user", "item": "item", "time": "b"}
-    assert "look like" in found.reasons["time"] and found.positive_above is None
+    assert columns(found) == {"user": "user", "item": "item", "time": "b"}
+    assert "look like" in found.roles["time"].reason and found.positive_above is None
     assert recognise(written(("user", "item", "a", "b")), {"rating": "a"}).positive_above == 3
 
 
@@ -98,8 +106,8 @@ def test_quantities_prices_and_texts_are_no_ratings(written, heads, values):
     rows = [(row % 4, row % 5, values[row % len(values)]) for row in range(40)]
     table = recognise(written(heads, rows, ";"))
     number = 40 + (heads[0] == 1)
-    assert set(table.columns) == {"user", "item"} and table.positive_above is None
-    assert (table.liked, table.rows, len(table.ignored)) == (number, number, 1)
+    assert set(columns(table)) == {"user", "item"} and table.positive_above is None
+    assert (table.liked, len(table.data), len(table.ignored)) == (number, number, 1)
     assert table.unfit == ({"rating": "note"} if "note" in heads else {})
     if isinstance(values[0], float):  # named by the user, it is
         assert recognise(written(heads, rows), {"rating": "a"}).positive_above == 14.62
@@ -119,11 +127,13 @@ def test_ratings_are_found_by_their_names_in_other_languages_and_can_be_declined
 
 def test_a_first_line_of_values_is_a_row_and_columns_are_named_by_their_places(written):
     found = recognise(written(RATED[0], RATED[1:]))
-    assert found.columns == {"user": "1", "item": "2", "rating": "3", "time": "4"}
-    assert (found.header, found.rows, found.users, found.items) == (False, 4, 2, 3)
-    assert found.reasons["user"] == "by its place" and "first line is a row" in found.lines()[1]
+    assert columns(found) == {"user": "1", "item": "2", "rating": "3", "time": "4"}
+    assert (found.config.header, *sizes(found)) == (False, 4, 2, 3)
+    assert (
+        found.roles["user"].reason == "by its place" and "first line is a row" in found.lines()[1]
+    )
     other = recognise(written(RATED[0], RATED[1:]), {"user": "2"})
-    assert (other.columns["user"], other.columns["item"]) == ("2", "1")
+    assert (columns(other)["user"], columns(other)["item"]) == ("2", "1")
     with pytest.raises(DataError, match="no column 'user_id'"):
         recognise(written(RATED[0], RATED[1:]), {"user": "user_id"})
 
@@ -131,9 +141,9 @@ def test_a_first_line_of_values_is_a_row_and_columns_are_named_by_their_places(w
 @pytest.mark.parametrize("start", ["26.05.2022", "26.05.2022 14:30"])
 def test_dates_with_the_day_first_are_times(written, start):
     rows = [(1, 10, start), (1, 11, "1.6.2022"), (2, 10, "27.05.2022 08:00:01")]
-    assert recognise(written(("user", "item", "Datum"), rows)).columns["time"] == "Datum"
-    assert recognise(written(("user", "item", "x"), rows)).columns["time"] == "x"
-    assert recognise(written(rows[0], rows[1:])).columns == {"user": "1", "item": "2", "time": "3"}
+    assert columns(recognise(written(("user", "item", "Datum"), rows)))["time"] == "Datum"
+    assert columns(recognise(written(("user", "item", "x"), rows)))["time"] == "x"
+    assert columns(recognise(written(rows[0], rows[1:]))) == {"user": "1", "item": "2", "time": "3"}
     assert "half of the items are held out by time" in "".join(
         recognise(written(("user", "item", "x"), rows)).lines()
     )
@@ -142,7 +152,7 @@ def test_dates_with_the_day_first_are_times(written, start):
 def test_a_column_without_a_name_is_not_used(written):
     rows = [(0, "a", "x"), (1, "a", "y"), (2, "b", "x")]
     found = recognise(written(("", "user", "item"), rows))
-    assert found.columns == {"user": "user", "item": "item"} and found.ignored == ("",)
+    assert columns(found) == {"user": "user", "item": "item"} and found.ignored == ("",)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -155,14 +165,14 @@ def test_infinite_ratings_are_refused(tmp_path, rating, given, kind):
     frame.to_csv(file, index=False) if kind == "csv" else frame.to_parquet(file)
     with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
         recognise(file, given)
-    assert "rating" not in recognise(file, rated=False).columns
+    assert "rating" not in columns(recognise(file, rated=False))
 
 
 def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
     file = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.table(_nested()), file)
     found = recognise(file)
-    assert found.columns == {"user": "user", "item": "item"}
+    assert columns(found) == {"user": "user", "item": "item"}
     assert found.ignored == ("rating", "struct", "map")
     for name in found.ignored:
         with pytest.raises(DataError, match="lists, structs or maps") as error:
@@ -186,9 +196,8 @@ def _nested():
 def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written):
     rows = [("a", "x"), ("a", "x"), ("b", "x"), ("b", "y"), ("c", "z")]
     found = recognise(written(("user", "item"), rows))
-    assert (found.users, found.items, found.divisible, found.shared) == (3, 3, 1, 1)
+    assert found.items_of.tolist() == [1, 2, 1] and found.users_of.tolist() == [2, 1, 1]
     assert found.lines()[1] == "1 of 5 rows repeat the user and the item of another row"
-    assert found.items_per_user == 4 / 3
     with pytest.raises(DataError, match=r"row 2 .* column 'item'"):
         recognise(written(("user", "item"), [("a", "x"), ("b", ""), ("b", "y")]))
 
@@ -223,7 +232,7 @@ def test_columns_that_are_named_well_and_cannot_be_read_are_said(written):
     dates = ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025")
     rows = [(*row[:2], date) for row, date in zip(RATED, dates, strict=True)]
     found = recognise(written(("user", "item", "date"), rows, ";"))
-    assert list(found.columns) == ["user", "item"] and found.unfit == {"time": "date"}
+    assert list(columns(found)) == ["user", "item"] and found.unfit == {"time": "date"}
     assert any("'date' is named like" in line and "31.12.2024" in line for line in found.lines())
 
 
@@ -349,14 +358,13 @@ def test_one_table_in_many_forms(tmp_path, content):
     file = tmp_path / "table"
     file.write_bytes(content)
     found = recognise(file)
-    assert found.columns == {
+    assert columns(found) == {
         "user": "user_id",
         "item": "item_id",
         "rating": "rating",
         "time": "day",
     }
-    options = {**found.columns, "separator": found.separator, "path": file}
-    data = Table("table", Table.Config.parse(options, at="dataset")).read()
+    data = Table("table", found.config).read()
     days = [int(day[-2:]) - 1 for *_, day in ROWS]
     users, items = data.user_ids[data.users], data.item_ids[data.items]
     read = zip(users, items, data.ratings, data.times, strict=True)
@@ -371,6 +379,8 @@ def test_json_of_another_form_is_refused(tmp_path):
     nested = "\n".join(json.dumps({**one, "votes": [1, 2]}) for one in JSON)
     file.write_text(nested, encoding="utf-8")
     assert recognise(file).ignored == ("votes",)
+    with pytest.raises(DataError, match="'votes' contains lists"):
+        recognise(file, {"item-features": ["votes"]})
     for text in (LINES + "\n{'a': 1}", '{"user": [1, 2],\n"item": [1, 2]}'):
         file.write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match="cannot be read as a table") as error:
@@ -381,28 +391,28 @@ def test_json_of_another_form_is_refused(tmp_path):
 def test_titles_with_commas_do_not_make_a_comma_the_separator(written):
     rows = [(f"u{n % 5}", "The Thing, 1982" if n % 3 else "Alien, Aliens") for n in range(30)]
     found = recognise(written(("user", "film"), rows, "\t"))
-    assert (found.separator, found.items) == ("\t", 2)
+    assert (found.config.separator, found.data.num_items) == ("\t", 2)
 
 
 BARE = [(f"A{row % 9}X", f"B{row % 7}", 1.0 + row % 5, 1_400_000_000 + row) for row in range(60)]
 
 
-@pytest.mark.parametrize("columns", [(0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("places", [(0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("separator", [",", "\t", "::", " "])
-def test_a_first_line_of_text_ids_is_a_row_if_its_values_recur(written, columns, separator):
-    rows = [tuple(row[column] for column in columns) for row in BARE]
+def test_a_first_line_of_text_ids_is_a_row_if_its_values_recur(written, places, separator):
+    rows = [tuple(row[place] for place in places) for row in BARE]
     found = recognise(written(rows[0], rows[1:], separator))
-    roles = dict(zip(columns, ("1", "2", "3", "4"), strict=False))
+    roles = dict(zip(places, ("1", "2", "3", "4"), strict=False))
     names = ("user", "item", "rating", "time")
-    assert found.columns == {names[column]: place for column, place in roles.items()}
-    assert (found.header, found.rows, found.users, found.items) == (False, 60, 9, 7)
+    assert columns(found) == {names[place]: column for place, column in roles.items()}
+    assert (found.config.header, *sizes(found)) == (False, 60, 9, 7)
 
 
 def test_a_value_that_recurs_in_the_last_line_makes_the_first_a_row(written):
     rows = [(f"p{n}", f"q{n % 70}") for n in range(1, 5000)]
     found = recognise(written(("p0", "q!"), [*rows, ("p0", "q1")]))
-    assert (found.header, found.rows) == (False, 5001)
-    assert recognise(written(("p0", "q!"), rows)).header
+    assert (found.config.header, len(found.data)) == (False, 5001)
+    assert recognise(written(("p0", "q!"), rows)).config.header
 
 
 def test_who_knows_better_says_whether_the_first_line_has_names(written):
@@ -410,20 +420,21 @@ def test_who_knows_better_says_whether_the_first_line_has_names(written):
     with pytest.raises(DataError, match="no column 'A0X'") as error:
         recognise(file, {"user": "A0X"})
     assert "--user 1" in str(error.value.fix) and "--header" in str(error.value.fix)
-    named = recognise(file, {"user": "A0X", "item": "B0"}, header=True)
-    assert (named.rows, named.columns["user"]) == (59, "A0X")
+    named = recognise(file, {"user": "A0X", "item": "B0", "header": True})
+    assert (len(named.data), columns(named)["user"]) == (59, "A0X")
     unlike = written(("x", "y"), [("007", "b"), ("7", "c")])
-    assert (recognise(unlike).rows, recognise(unlike, header=False).rows) == (2, 3)
-    assert recognise(unlike).frame["x"].tolist() == ["007", "7"]
+    assert len(recognise(unlike, {"header": False}).data) == 3
+    for given in ({}, {"user": "x", "item": "y"}):
+        assert recognise(unlike, given).data.user_ids.tolist() == ["007", "7"]
     named = recognise(written(("user", "item"), [("u", "x"), ("user", "item"), ("u", "y")]))
-    assert named.header  # as names of roles, although they recur
+    assert named.config.header  # as names of roles, although they recur
 
 
 @pytest.mark.real_data
 def test_the_published_ratings_of_amazon_are_read_as_they_are():
     found = recognise(Path(os.environ["FEDREC_DATA"]) / "amazon-video" / "ratings.dat")
-    assert found.columns == {"user": "1", "item": "2", "rating": "3", "time": "4"}
-    assert (found.rows, found.users, found.items) == (63_836, 8_072, 11_830)
+    assert columns(found) == {"user": "1", "item": "2", "rating": "3", "time": "4"}
+    assert sizes(found) == (63_836, 8_072, 11_830)
 
 
 AMERICAN = [("12/31/2023 09:05", 1704013500), ("01/02/2024 00:00", 1704153600)]
@@ -433,21 +444,23 @@ def test_dates_of_another_form_are_read_by_a_given_one(written):
     rows = [(f"k{row}", f"s{row}", when) for row, (when, _) in enumerate(AMERICAN)]
     file = written(("Kunde", "Artikel", "Datum"), rows, ";")
     without = recognise(file)
-    assert "time" not in without.columns and "--time-format" in without.lines()[-1]
-    found = recognise(file, time_format="%m/%d/%Y %H:%M")
-    assert found.columns["time"] == "Datum"
-    unnamed = recognise(written(("Kunde", "Artikel", "x"), rows, ";"), time_format="%m/%d/%Y %H:%M")
-    assert unnamed.columns["time"] == "x"
-    times = times_of(found.frame["Datum"], file, "%m/%d/%Y %H:%M")
-    assert times.tolist() == [second * 10**9 for _, second in AMERICAN]
+    assert "time" not in columns(without) and "--time-format" in without.lines()[-1]
+    form = {"time-format": "%m/%d/%Y %H:%M"}
+    found = recognise(file, form)
+    assert columns(found)["time"] == "Datum"
+    unnamed = recognise(written(("Kunde", "Artikel", "x"), rows, ";"), form)
+    assert columns(unnamed)["time"] == "x"
+    assert found.data.times is not None and found.data.times.tolist() == [
+        second * 10**9 for _, second in AMERICAN
+    ]
     with pytest.raises(DataError, match="no column of times in the format"):
-        recognise(file, time_format="%d.%m.%y")
+        recognise(file, {"time-format": "%d.%m.%y"})
     with pytest.raises(DataError, match=r"a date in the format '%d/%m/%Y"):
-        times_of(found.frame["Datum"], file, "%d/%m/%Y %H:%M")
+        times_of(pd.Series([when for when, _ in AMERICAN]), file, "%d/%m/%Y %H:%M")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_columns_that_have_no_role_are_not_read(tmp_path, suffix):
+def test_columns_that_have_no_role_are_not_read(tmp_path, monkeypatch, suffix):
     """Only the first rows show that a column of texts holds no times."""
     frame = pd.DataFrame(
         {
@@ -460,8 +473,17 @@ def test_columns_that_have_no_role_are_not_read(tmp_path, suffix):
     file = tmp_path / f"wide.{suffix}"
     frame.to_csv(file, index=False) if suffix == "csv" else frame.to_parquet(file)
     file = file.rename(tmp_path / "wide")  # Parquet is known by its content
+    read = []
+
+    def recorded(path, layout, rows=None):
+        read.append({*layout.columns} if rows is None else set())
+        return read_table(path, layout, rows)
+
+    monkeypatch.setattr("fedrec.data.recognition.read_table", recorded)
     found = recognise(file)
-    assert set(found.frame) == {"user", "item", "when"} and found.ignored == ("text",)
-    assert (found.rows, found.columns["time"]) == (2000, "when")
+    assert read[-1] == {"user", "item", "when"} and found.ignored == ("text",)
+    assert (len(found.data), columns(found)["time"]) == (2000, "when")
+    recognise(file, {"item-texts": ["text"]})
+    assert read[-1] == {"user", "item", "when", "text"}
     first = read_table(file, TableLayout.own({"item": str}), rows=7)
     assert first["item"].tolist() == [f"i{row}" for row in range(7)]

@@ -23,7 +23,7 @@ from fedrec.data.splits.rules import (
     partition_by,
     places,
 )
-from fedrec.data.time_order import TimeOrder
+from fedrec.data.time_order import time_positions
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.sections import Section
 
@@ -116,7 +116,7 @@ class TestRowsOfOneTime:
         users = np.repeat(np.arange(300), 8)
         times = np.tile([0, 1, 1, 1, 1, 1, 1, 2], 300)
         table = interactions(users, np.tile(np.arange(8), 300), times)
-        seeds = [TimeOrder(table, seed).positions.reshape(300, 8) for seed in range(2)]
+        seeds = [time_positions(table, seed).reshape(300, 8) for seed in range(2)]
         assert not np.array_equal(*seeds)
         for positions in seeds:
             assert (np.sort(positions) == np.arange(8)).all()
@@ -126,8 +126,8 @@ class TestRowsOfOneTime:
 
     def test_one_user_does_not_change_the_order_of_another(self):
         table = interactions([0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 3], np.zeros(7))
-        whole = TimeOrder(table, 5).positions
-        assert np.array_equal(TimeOrder(table.with_rows(slice(1, 7)), 5).positions[2:], whole[3:])
+        whole = time_positions(table, 5)
+        assert np.array_equal(time_positions(table.with_rows(slice(1, 7)), 5)[2:], whole[3:])
 
 
 @pytest.mark.slow
@@ -430,15 +430,6 @@ def test_settings_that_do_not_fit_together(name, options, problem):
 COUNTS = (3, 400, 1900, 2500)
 
 
-@pytest.fixture
-def interactions_of_bounded_split():
-    users = np.repeat(np.arange(4), COUNTS)
-    items = np.concatenate([np.arange(count) for count in COUNTS])
-    return Interactions(
-        "made", users, items, np.arange(4), np.arange(2500), FeatureTable(4), FeatureTable(2500)
-    )
-
-
 def bounded(**settings):
     return Bounded(BoundedConfig(**settings), 3)
 
@@ -448,17 +439,16 @@ def test_the_default_is_the_papers_largest_bound():
     assert BoundedConfig(delta=0.2).bound(0.3) == pytest.approx(6 * (86.2974 + math.log(5)))
 
 
-def test_what_is_held_out_stays_and_training_is_thinned(interactions_of_bounded_split):
-    whole = Ratio(RatioConfig(), 3).split(interactions_of_bounded_split)
+def test_what_is_held_out_stays_and_training_is_thinned():
+    users = np.repeat(np.arange(4), COUNTS)
+    table = interactions(users, np.concatenate([np.arange(count) for count in COUNTS]))
+    whole = Ratio(RatioConfig(), 3).split(table)
     # at most 1739 rows, at least 174
-    part = bounded(delta=0.5, p_min=0.1).split(interactions_of_bounded_split)
+    part = bounded(delta=0.5, p_min=0.1).split(table)
     np.testing.assert_array_equal(part.test_rows, whole.test_rows)
     np.testing.assert_array_equal(part.validation_rows, whole.validation_rows)
     assert set(part.train_rows) <= set(whole.train_rows)
-    before, after = (
-        np.bincount(interactions_of_bounded_split.users[p.train_rows], minlength=4)
-        for p in (whole, part)
-    )
+    before, after = (np.bincount(users[p.train_rows], minlength=4) for p in (whole, part))
     np.testing.assert_array_equal(after, np.minimum(before, 1739))
     assert part.training_clients.tolist() == [1, 2, 3] and before[3] > 1739
 
@@ -466,33 +456,23 @@ def test_what_is_held_out_stays_and_training_is_thinned(interactions_of_bounded_
 # The test folds that MovieLens-100K ships.
 
 
-@pytest.fixture
-def interactions_of_shipped_folds():
-    return index_rows("small", users=np.array([5, 5, 9, 9]), items=np.array([1, 3, 3, 1]))
+PAIRS = index_rows("small", users=np.array([5, 5, 9, 9]), items=np.array([1, 3, 3, 1]))
+TWICE = index_rows("small", users=np.array([5, 5]), items=np.array([1, 1]))
 
 
-@pytest.mark.parametrize("pair", ["9\t7", "6\t1", "5\t2"])
-def test_unknown_pair_is_named(tmp_path, interactions_of_shipped_folds, pair):
-    (tmp_path / "u1.test").write_text(f"9\t1\t3\t0\n{pair}\t3\t0\n")
-    with pytest.raises(DataError, match=r"u1\.test, line 2") as caught:
-        read_test_fold(tmp_path, 1, interactions_of_shipped_folds)
-    user, item = pair.split("\t")
-    assert caught.value.got == f"user {user}, item {item}"
-
-
-def test_a_missing_file_is_named(tmp_path, interactions_of_shipped_folds):
-    with pytest.raises(DataError, match="file of fold 3 is missing"):
-        read_test_fold(tmp_path, 3, interactions_of_shipped_folds)
-
-
-def test_cut_file_is_refused(tmp_path, interactions_of_shipped_folds):
-    (tmp_path / "u1.test").write_text("9\t1\t3\t0\n5\t3\t3\t88")
-    with pytest.raises(DataError, match="cut off"):
-        read_test_fold(tmp_path, 1, interactions_of_shipped_folds)
-
-
-def test_repeated_pairs_are_refused(tmp_path):
-    (tmp_path / "u1.test").write_text("5\t1\t3\t0\n")
-    twice = index_rows("small", users=np.array([5, 5]), items=np.array([1, 1]))
-    with pytest.raises(DataError, match="pair once"):
-        read_test_fold(tmp_path, 1, twice)
+@pytest.mark.parametrize(
+    ("text", "table", "problem"),
+    [
+        ("9\t1\t3\t0\n9\t7\t3\t0\n", PAIRS, r"u1\.test, line 2(.*\n)*.*got: user 9, item 7"),
+        ("9\t1\t3\t0\n6\t1\t3\t0\n", PAIRS, r"u1\.test, line 2(.*\n)*.*got: user 6, item 1"),
+        ("9\t1\t3\t0\n5\t2\t3\t0\n", PAIRS, r"u1\.test, line 2(.*\n)*.*got: user 5, item 2"),
+        ("9\t1\t3\t0\n5\t3\t3\t88", PAIRS, "cut off"),
+        ("5\t1\t3\t0\n", TWICE, "pair once"),
+        (None, PAIRS, "file of fold 1 is missing"),
+    ],
+)
+def test_folds_of_other_data_and_damaged_ones_are_refused(tmp_path, text, table, problem):
+    if text is not None:
+        (tmp_path / "u1.test").write_text(text)
+    with pytest.raises(DataError, match=problem):
+        read_test_fold(tmp_path, 1, table)
