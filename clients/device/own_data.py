@@ -24,7 +24,7 @@ from fedrec.data.features import Feature, FeatureTable, known_labels
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition, partition_by
-from fedrec.data.tables import Columns, TableLayout, read_table
+from fedrec.data.tables import Columns, TableLayout, read_table, table_start
 from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 
@@ -98,8 +98,11 @@ def _read_own(
     known = Catalogue.read(catalogue)
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]
     needed = {"user": str, "item": str, **dict.fromkeys(numeric)}
-    optional = dict.fromkeys([*(name for name, _ in known.user_features), "part"], str)
-    frame = read_table(data, TableLayout.own(needed, optional, dict.fromkeys(needed, "--data")))
+    present = table_start(data, TableLayout.own({})).names
+    optional = [name for name in (*dict(known.user_features), "part") if name in present]
+    settings = dict.fromkeys(needed, "--data")
+    columns = needed | dict.fromkeys(optional, str)
+    frame = read_table(data, TableLayout.own(columns, settings))
     items = pd.Index(known.item_ids).get_indexer(pd.Index(ids_of(frame["item"], data).astype(str)))
     listed = items >= 0
     if not listed.all():

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from fedrec.kernel.compiled import FAST, INNER
+from fedrec.kernel.compiled import FAST, INLINED, INNER
 from fedrec.kernel.rows import matrix
 
 # Pieces of matrix products in vector registers, as LLVM instructions.
@@ -510,3 +510,17 @@ def through_activation(gradients, outputs, activation):
     elif activation == TANH:
         for i in range(to.size):
             to[i] *= _F(1) - out[i] * out[i]
+
+
+@njit(**INLINED)
+def mean_loss(outputs, labels, logistic):
+    """Mean cross-entropy, or squared error, of outputs `[n, 1]`."""
+    total = 0.0
+    for n in range(len(outputs)):
+        y = np.float64(outputs[n, 0])
+        target = np.float64(labels[n])
+        if logistic:
+            total += max(y, 0.0) - y * target + np.log1p(np.exp(-abs(y))) if y == y else y
+        else:
+            total += (y - target) ** 2
+    return total / len(outputs)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.kernel.compiled import FAST, INNER, compiled
+from fedrec.kernel.compiled import FAST, INLINED, INNER, compiled
 
 # Working memory of compiled code.
 
@@ -66,6 +66,23 @@ def add_rows(rows, total):
     for n in range(len(rows)):
         for k in range(total.size):
             total[k] += rows[n, k]
+
+
+@njit(**INLINED)
+def follow(rows, share, guide):
+    """Move rows `[R, d]` a share of the way to others."""
+    for r in range(len(guide)):
+        for i in range(rows.shape[1]):
+            rows[r, i] += share * (guide[r, i] - rows[r, i])
+
+
+@njit(**INLINED)
+def count_codes(codes):
+    """Number of codes in a row that are not padding."""
+    count = 0
+    for code in codes:
+        count += code >= 0
+    return count
 
 
 # Sums of clients' updates, and steps of rows, without large temporary arrays.

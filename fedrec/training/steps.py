@@ -13,11 +13,12 @@ from fedrec.kernel.products import (
     add_outputs,
     descend_weights,
     input_gradients,
+    mean_loss,
     sigmoid,
     through_activation,
     vector_dot,
 )
-from fedrec.kernel.rows import add_rows, copy_row, matrix, repeat_row
+from fedrec.kernel.rows import add_rows, copy_row, count_codes, follow, matrix, repeat_row
 from fedrec.training.arrays import Client, batch_of, scratch_for
 
 # The first layer of a declared model in compiled code: embeddings times weights, and the step of
@@ -113,15 +114,6 @@ def _weights(network, params, start, rows):
 
 
 @njit(**INLINED)
-def _codes(codes):
-    """Number of codes in a row that are not padding."""
-    count = 0
-    for code in codes:
-        count += code >= 0
-    return count
-
-
-@njit(**INLINED)
 def _add_user(user, network, params, scratch, base):
     """The part of one of the user's features; the mean of its rows is kept for the backward
     pass."""
@@ -133,7 +125,7 @@ def _add_user(user, network, params, scratch, base):
     mean = scratch.user[start : start + width]
     mean[:] = 0
     codes = params.codes[first:last]
-    count = max(1, _codes(codes))
+    count = max(1, count_codes(codes))
     for code in codes:
         if code >= 0:
             for i in range(width):
@@ -157,7 +149,7 @@ def _descend_user(user, network, params, rate, weight_rate, scratch, base):
     mean = scratch.user[start : start + width]
     weights = _weights(network, params, start, width)
     codes = params.codes[first:last]
-    count = np.float32(max(1, _codes(codes)))
+    count = np.float32(max(1, count_codes(codes)))
     share = rate / count
     gradient = scratch.base_gradient
     for i in range(width):
@@ -426,7 +418,7 @@ def _step(network, params, batch, rates, guide, scratch, measured):
         )
         gradient[n, 0] = error / np.float32(len(outputs))
     if guide[0]:  # the gradient is that of the rows before, of which there are copies
-        _follow(params.rows, guide[0], guide[1])
+        follow(params.rows, guide[0], guide[1])
     _descend_sums(network, params, batch, rates, gradient)
     _descend_product(network, params, batch, rates, scratch, gradient)
     _backward(network, params, batch, rates, scratch, gradient)
@@ -486,19 +478,6 @@ def _add_product(network, params, batch, scratch, outputs):
 
 
 @njit(**INLINED)
-def mean_loss(outputs, labels, logistic):
-    total = 0.0
-    for n in range(len(outputs)):
-        y = np.float64(outputs[n, 0])
-        target = np.float64(labels[n])
-        if logistic:
-            total += max(y, 0.0) - y * target + np.log1p(np.exp(-abs(y))) if y == y else y
-        else:
-            total += (y - target) ** 2
-    return total / len(outputs)
-
-
-@njit(**INLINED)
 def _descend_sums(network, params, batch, rates, gradient):
     """The step of offsets and item biases, which are added to the outputs."""
     total = _ZERO
@@ -536,14 +515,6 @@ def _descend_product(network, params, batch, rates, scratch, gradient):
         of_weight = params.dense[weight + k]
         params.dense[user + k] = of_user - rates.product_user * of_weight * summed[k]
         params.dense[weight + k] = of_weight - weight_rate * of_user * summed[k]
-
-
-@njit(**INLINED)
-def _follow(rows, share, guide):
-    """Move rows `[R, d]` a share of the way to others."""
-    for r in range(len(guide)):
-        for i in range(rows.shape[1]):
-            rows[r, i] += share * (guide[r, i] - rows[r, i])
 
 
 @njit(**INLINED)
