@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig, fits
 from fedrec.data.client_data import ClientData
-from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.pretext.contrast import (
@@ -27,7 +25,7 @@ from fedrec.pretext.contrast import (
     SessionTask,
 )
 from fedrec.pretext.views import PREFIX
-from fedrec.training.block import UNLIMITED, Batches, Block, OwnData, UserCodes
+from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
 from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import BlockUpdate, Dense
@@ -88,19 +86,6 @@ class DescentStep(Step):
         settings = self.settings(list(trained))
         moved = descend(self.model, trained, block, settings, self.objective(), client_params)
         return replace(moved, start=parameters)
-
-
-def labelled(
-    data: ClientData,
-    schema: Schema,
-    negatives: int,
-    low_rated: Literal["ignore", "negative"],
-    random: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the examples of one client once, in no order: items `int64 [n]` and labels `float32
-    [n]`; see `ExampleDraw`."""
-    draw = ExampleDraw(1, UNLIMITED, negatives, low_rated=low_rated == "negative")
-    return draw.examples(data, schema, random)
 
 
 # Steps that train on a client's own sessions, alone or beside labelled examples.

@@ -33,16 +33,17 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from clients.step import PrivateParameters, private_names
-from clients.steps.descent import Update, labelled, one_by_one
+from clients.steps.descent import Update, one_by_one
 from clients.steps.own_noise import OwnNoiseConfig, OwnNoiseStep, clipped_mean
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
-from fedrec.training.block import Block
+from fedrec.training.block import UNLIMITED, Block
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import BlockUpdate
 
 Examples = tuple[np.ndarray, np.ndarray]
 """Items `int64 [n]` and labels `float32 [n]`."""
-_NEGATIVES = 4  # unobserved items per positive (ranking), drawn outside the training positives
+_EXAMPLES = ExampleDraw(1, UNLIMITED, negatives=4)
 _BATCH = 32  # examples per gradient step on the private parameters
 
 
@@ -91,7 +92,7 @@ class DpSgd(OwnNoiseStep):
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:
             return Update(delta, 1, math.nan)
-        examples = labelled(data, self.model.schema, _NEGATIVES, "ignore", random)
+        examples = _EXAMPLES.examples(data, self.model.schema, random)
         fitted = self._fitted(parameters, data, examples, random)
         delta |= {name: value - parameters[name] for name, value in fitted.items()}
         if not self.config.upload:

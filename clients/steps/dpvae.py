@@ -38,7 +38,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from clients.steps.own_noise import (
@@ -56,11 +55,9 @@ from fedrec.training.block import Batches, Block
 from fedrec.training.results import BlockUpdate, Dense, outer_products
 
 
-class DpVaeConfig(OwnNoiseConfig, HistoryStepConfig):
-    """Settings of training under the user's own noise."""
-
-    epochs: int = Field(default=1, ge=0, le=1)
-    """1: one upload per round, as in algorithm 3; 0 trains nothing."""
+class DpVaeConfig(HistoryStepConfig, OwnNoiseConfig):
+    """Settings of training under the user's own noise; with `epochs = 1` a user makes one upload in
+    a round, as in algorithm 3."""
 
 
 class DpVae(HistoryStep, OwnNoiseStep):

@@ -34,7 +34,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.step import Step, StepConfig
-from clients.steps.descent import labelled
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.graphs import NOTHING, tokens
@@ -42,7 +41,8 @@ from fedrec.models.base import Parameters
 from fedrec.models.personal import Fedgnn
 from fedrec.nn.layers import gather_rows
 from fedrec.runtime.ragged import distinct
-from fedrec.training.block import Batches, Block
+from fedrec.training.block import UNLIMITED, Batches, Block
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import BlockUpdate
 
 ITEMS = "item.id"
@@ -53,7 +53,7 @@ COUNTS = "third.counts"
 TOKENS = "third.tokens"
 EMBEDDING = "third.user"
 _PADDING = -1.0  # label of no example
-_NEGATIVES = 4  # unobserved items per positive
+_EXAMPLES = ExampleDraw(1, UNLIMITED, negatives=4)
 
 
 class FedgnnStepConfig(StepConfig):
@@ -137,7 +137,7 @@ class FedgnnStep(Step):
         needs."""
         if not self.config.epochs:
             return Batches.whole([])
-        drawn, _ = labelled(data, self.model.schema, _NEGATIVES, "ignore", random)
+        drawn, _ = _EXAMPLES.examples(data, self.model.schema, random)
         items = distinct(drawn)
         return Batches.whole([(items, np.isin(items, data.positives).astype(np.float32))])
 

@@ -25,7 +25,6 @@ from clients.steps.descent import (
     GradientConfig,
     SessionStep,
     SessionStepConfig,
-    labelled,
     rates_by_name,
 )
 from clients.steps.sgd import Sgd, SgdConfig
@@ -193,7 +192,7 @@ class Joint(SessionStep, Sgd):
         config = self.config
         if not config.epochs:
             return
-        pool = labelled(data, self.model.schema, config.negatives, config.low_rated, random)
+        pool = self.draw().examples(data, self.model.schema, random)
         for _ in range(config.epochs):
             order = random.permutation(len(pool[0]))
             yield (pool[0][order], pool[1][order]), self.task.views(data, random)

@@ -22,19 +22,17 @@ from fedrec.models.priors import user_priors
 from fedrec.models.vae import Draw, Prior, Tap, Vae
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.training.block import Batches, Block, UserCodes
-from fedrec.training.descent import descend
 from fedrec.training.results import BlockUpdate, outer_products
-from fedrec.training.sgd import SgdSettings
 
 
 @dataclass(frozen=True, eq=False)
 class HistoryBatches(Batches):
-    """One client's work: the same history in every step, with other random numbers.
+    """One client's work: a step on its history, or none.
 
     Attributes:
         history: `int64 [N]`, distinct items.
         amounts: `float32 [N]`, how much each is liked.
-        retained: `bool [S, N]`, which of them dropout leaves in each step.
+        retained: `bool [S, N]`, which of them dropout leaves in the step, if there is one.
         noise: `float32 [S, K]`, standard normal, for the code.
         prior: mean and variance of the client's prior, `float32 [K]` each; None: the standard one.
         drawn: `int64 [J]`, the items that are examples, if an example is a single item.
@@ -58,8 +56,8 @@ class HistoryBlock(Block):
 
     Attributes:
         histories: `float32 [C, items]`.
-        retained: `bool [S, C, items]`.
-        noise: `float32 [S, C, K]`.
+        retained: `bool [C, items]`.
+        noise: `float32 [C, K]`.
         prior: `[C, 1, K]`; None where every client has the standard one.
         drawn: `int64 [C, J]`, padded with item 0.
         drawn_counts: `int64 [C]`.
@@ -85,21 +83,19 @@ class HistoryBlock(Block):
         members = [batch for batch in batches if isinstance(batch, HistoryBatches)]
         if model is None or len(members) != len(batches):
             raise TypeError("Expected HistoryBatches and the model that they are for.")
-        steps = max(1, *(len(batch.sizes) for batch in members))
         items = model.schema.num_items
         latent = model.config.latent
         histories = np.zeros((len(members), items), dtype=np.float32)
-        retained = np.zeros((steps, *histories.shape), dtype=bool)
-        noise = np.zeros((steps, len(members), latent), np.float32)
+        retained = np.zeros(histories.shape, dtype=bool)
+        noise = np.zeros((len(members), latent), np.float32)
         drawn = np.zeros(
             (len(members), max(1, *(len(batch.drawn) for batch in members))), dtype=np.int64
         )
         for index, batch in enumerate(members):
-            count = len(batch.sizes)
             histories[index, batch.history] = batch.amounts
-            if count:
-                retained[:count, index, batch.history] = batch.retained
-                noise[:count, index] = batch.noise
+            if len(batch.sizes):
+                retained[index, batch.history] = batch.retained[0]
+                noise[index] = batch.noise[0]
             drawn[index, : len(batch.drawn)] = batch.drawn
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
@@ -118,50 +114,18 @@ class HistoryBlock(Block):
         """The clients' batches."""
         return [batch for batch in self.members if isinstance(batch, HistoryBatches)]
 
-    def draw(self, step: int) -> Draw:
-        """The random numbers of a step for all clients, with the clients as cohort dimension."""
-        return Draw(self.retained[step].unsqueeze(1), self.noise[step].unsqueeze(1))
-
     def parts(
         self, model: Vae, parameters: Mapping[str, Tensor], tap: Tap
     ) -> tuple[Tensor, Tensor]:
         """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
-        `[C, B]`. For the first step of all clients under the same parameters: `[C, items]` and
-        `[C]`."""
+        `[C, B]`. For all clients under the same parameters: `[C, items]` and `[C]`."""
         shared = {name: value.unsqueeze(0) for name, value in parameters.items()}
         prior = (
             None if self.prior is None else Prior(self.prior.mean[:, 0], self.prior.variance[:, 0])
         )
-        draw = Draw(self.retained[:1], self.noise[:1])
+        draw = Draw(self.retained[None], self.noise[None])
         log_chances, distances = model.parts(shared, self.histories.unsqueeze(0), draw, prior, tap)
         return log_chances[0], distances[0]
-
-
-class HistoryObjective:
-    """Negative evidence lower bound of each client.
-
-    Args:
-        model: the variational autoencoder.
-        beta: weight of the divergence from the prior.
-    """
-
-    capturable = False  # with one epoch, as shipped, there is one step
-
-    def __init__(self, model: Vae, beta: float) -> None:
-        self.model = model
-        self.beta = beta
-
-    def __call__(
-        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
-    ) -> Tensor:
-        if not isinstance(block, HistoryBlock):
-            raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
-        drawn = block.draw(step)
-        prior = block.prior
-        draw = Draw(drawn.mask[:active], drawn.noise[:active])
-        prior = None if prior is None else Prior(prior.mean[:active], prior.variance[:active])
-        histories = block.histories[:active, None]
-        return self.model.negative_elbo(parameters, histories, draw, self.beta, prior)[:, 0]
 
 
 def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | None:
@@ -178,6 +142,8 @@ def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | N
 class HistoryStepConfig(StepConfig):
     """Settings of training on histories."""
 
+    epochs: int = Field(default=1, ge=0, le=1)
+    """1: one gradient step on the client's history in a round; 0 trains nothing."""
     beta: float = Field(default=0.5, ge=0)
     """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
     anneal_rounds: int = Field(default=0, ge=0)
@@ -217,8 +183,9 @@ class HistoryStep(Step):
         drawn: np.ndarray | None = None,
         examples: int | None = None,
     ) -> HistoryBatches:
-        """The batches of one client, with the draws of each step; without a step nothing is
-        trained. `drawn`, `int64 [J]`: see `HistoryBatches`; `examples`: default 1 with a step."""
+        """The batches of one client, with the draws of its step; with `steps = 0`
+        nothing is trained. `drawn`, `int64 [J]`: see `HistoryBatches`; `examples`: default
+        `steps`."""
         draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
         history = data.positives
         retained = np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool)
@@ -227,8 +194,8 @@ class HistoryStep(Step):
             items=np.zeros((steps, 0), dtype=np.int64),
             labels=np.zeros((steps, 0), dtype=np.float32),
             sizes=np.zeros(steps, dtype=np.int64),
-            examples=min(steps, 1) if examples is None else examples,
-            last_epoch=min(steps, 1),
+            examples=steps if examples is None else examples,
+            last_epoch=steps,
             history=history,
             amounts=data.amounts(self.model.form.rated),
             retained=retained.reshape(steps, len(history)),
@@ -248,10 +215,9 @@ def generator_of(random: np.random.Generator) -> torch.Generator:
 # Local training of the variational autoencoder on the client's own history (Fang et al. 2022,
 # equations 7 and 19).
 #
-# A client is one example: its whole history. In each epoch it draws new dropout and a new code and
-# takes one gradient step on minus the evidence lower bound. With one epoch the update is a
-# gradient, and the server's optimiser does the rest; that is batch training with the cohort as the
-# batch.
+# A client is one example: its whole history. In each round it draws new dropout and a new code and
+# takes one gradient step on minus the evidence lower bound. The update is a gradient, and the
+# server's optimiser does the rest; that is batch training with the cohort as the batch.
 #
 # Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here
 # beta rises linearly over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for
@@ -261,10 +227,8 @@ def generator_of(random: np.random.Generator) -> torch.Generator:
 class VaeStepConfig(HistoryStepConfig):
     """Settings of local training of the variational autoencoder."""
 
-    epochs: int = Field(default=1, ge=0)
-    """Gradient steps on the client's history; 0 trains nothing."""
     learning_rate: float = Field(default=0.01, gt=0)
-    """Step size on the device; of no effect on the result with one epoch and an adaptive server."""
+    """Step size on the device; of no effect on the result with an adaptive server."""
 
 
 class VaeStep(HistoryStep):
@@ -276,22 +240,18 @@ class VaeStep(HistoryStep):
     config: VaeStepConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work; none for a client without a positive item."""
-        steps = self.config.epochs if len(data.positives) else 0
-        return self.history_batches(data, steps, random)
+        """The step of one client; none for a client without a positive item."""
+        return self.history_batches(data, self.config.epochs * bool(len(data.positives)), random)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
-        """Train every client of a block. One epoch is one backward pass for all clients
-        together."""
+        """Train every client of a block, by one backward pass."""
         config = self.config
-        if config.epochs != 1 or not isinstance(block, HistoryBlock):
-            sgd = SgdSettings(config.learning_rate)
-            objective = HistoryObjective(self.model, config.beta)
-            return descend(self.model, parameters, block, sgd, objective)
+        if not isinstance(block, HistoryBlock):
+            raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
         recorder = Recorder()
-        trains = block.histories.any(1)
+        trains = block.histories.any(1) & bool(config.epochs)
         log_chances, distances = block.parts(self.model, parameters, recorder)
         losses = config.beta * distances - (log_chances * block.histories).sum(-1)
         rates = torch.where(trains, -config.learning_rate, 0.0).double()

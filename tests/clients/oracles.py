@@ -350,7 +350,7 @@ def epochs_of(step, data, random):
     """Items and labels of each epoch, in the order of training."""
     if not step.config.epochs:
         return
-    items, labels = labelled(data, step.model.schema, contrastive._NEGATIVES, "ignore", random)
+    items, labels = labelled(data, step.model.schema, 4, "ignore", random)
     for _ in range(step.config.epochs if len(items) else 0):
         order = random.permutation(len(items))
         yield items[order], labels[order]

@@ -320,11 +320,10 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
 VAE = ("model={name='vae', hidden=6, latent=3}", "evaluation.fine-tune={epochs=0}")
 STEPS = {
     "one-epoch": "step={name='vae', learning-rate=0.3, beta=0.7}",
-    "epochs": "step={name='vae', epochs=3, learning-rate=0.2}",
     "annealed": "step={name='vae', anneal-rounds=4}",
     "no-epoch": "step={name='vae', epochs=0}",
     "vae-priors": "step={name='vae', learning-rate=0.3, priors={}}",
-    "epochs-priors": "step={name='vae', epochs=2, priors={features=['gender']}}",
+    "priors-by-gender": "step={name='vae', priors={features=['gender']}}",
     "sound": "step={name='dpvae', clip-norm=0.3, examples=3}",
     "paper": "step={name='dpvae', mode='paper', examples=3}",
     "all-examples": "step={name='dpvae', clip-norm=0.01, examples=100, weighting='precision'}",
@@ -333,7 +332,6 @@ STEPS = {
     "own-priors": "step={name='dpvae', mode='paper', priors={features=['gender'], noise=false}}",
     "no-upload": "step={name='dpvae', epochs=0}",
     "autoencoder": "step={name='vae', learning-rate=0.3}",
-    "autoencoder-epochs": "step={name='vae', epochs=3, learning-rate=0.2}",
     "autoencoder-sound": "step={name='dpvae', clip-norm=0.3, examples=3}",
     "autoencoder-paper": "step={name='dpvae', mode='paper', examples=3}",
 }

@@ -203,7 +203,7 @@ STEPS = {
     "late": [*SGD, "step.late-parameters=['item.*']"],
     "vae": [
         "model={name='vae', hidden=8, latent=3}",
-        "step={name='vae', epochs=3, learning-rate=0.2}",
+        "step={name='vae', learning-rate=0.2}",
     ],
 }
 

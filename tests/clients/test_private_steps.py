@@ -13,7 +13,6 @@ from clients.blocks import update_of
 from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.round import train_clients
-from clients.steps.descent import labelled
 from clients.steps.dpsgd import DpSgd, DpSgdConfig
 from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.own_noise import clipped_mean
@@ -126,7 +125,7 @@ def test_an_upload_is_the_mean_of_clipped_gradients(made, given, mode):
     )
     update = update_of(step, parameters, data, stream(0, "y"))
     random, config = stream(0, "y"), step.config
-    items, labels = labelled(data, made.model.schema, 4, "ignore", random)
+    items, labels = oracles.labelled(data, made.model.schema, 4, "ignore", random)
     for _ in range(config.epochs):
         random.permutation(len(items))
     drawn = random.choice(len(items), size=5, replace=False)
@@ -187,7 +186,7 @@ def test_private_parameters_go_down_their_own_gradient(made, given, monkeypatch)
         data,
         stream(0, "z"),
     )
-    items, labels = labelled(data, made.model.schema, 4, "ignore", stream(0, "z"))
+    items, labels = oracles.labelled(data, made.model.schema, 4, "ignore", stream(0, "z"))
     own = {name: value.clone() for name, value in parameters.items()}
     for _ in range(3):
         parts = [
@@ -477,22 +476,6 @@ def test_one_epoch_is_one_gradient_step_on_the_bound(node):
     assert update.loss == pytest.approx(float(loss), rel=1e-6)
     for name, value in expected.items():
         torch.testing.assert_close(update.delta[name], -0.5 * value, rtol=1e-4, atol=1e-6)
-
-
-def test_epochs_follow_each_other_with_new_random_numbers(node):
-    made = node()
-    parameters, data = made.initial(), made.population.client(3)
-    random = stream(0, "x")
-    step = VaeStep(VaeStepConfig(epochs=2, learning_rate=0.1), made.model, made.device)
-    once = VaeStep(VaeStepConfig(epochs=1, learning_rate=0.1), made.model, made.device)
-    both = update_of(step, parameters, data, random)
-    random = stream(0, "x")
-    first = update_of(once, parameters, data, random).delta
-    second = update_of(once, {n: v + first[n] for n, v in parameters.items()}, data, random).delta
-    for name in parameters:
-        torch.testing.assert_close(
-            both.delta[name], first[name] + second[name], rtol=1e-4, atol=1e-6
-        )
 
 
 def test_beta_rises_linearly_and_stays(node):
