@@ -198,7 +198,7 @@ def test_the_size_is_not_revealed_under_differential_privacy():
     private, sums = Protection(1.0, 2, ("w", "b")), (total(1e5), total(), total(np.nan))
     record = DroppedReplies(always=True)
     assert through(ReplyValidator(record), *sums, protection=private) == [2, 3]
-    assert record.columns()["bounded-replies"] == 0
+    assert record.after_round(1, {})["bounded-replies"] == 0
 
 
 ONES = {"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}
