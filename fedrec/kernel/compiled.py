@@ -30,7 +30,7 @@ FAST = {
 INNER = {**FAST, "no_cpython_wrapper": True}
 """Flags of functions that only compiled code calls; to call one from Python ends the process."""
 ORDERED = {**INNER, "fastmath": {"contract"}}
-"""The same of functions whose sums are rounded in the order in which they are written."""
+"""Flags of inner functions whose sums keep the order in which they are written."""
 INLINED = {**INNER, "inline": "always"}
 """Flags of functions that are called in each step with records of many arrays, whose references
 would be counted at every call: that took as long as the step of a small model."""

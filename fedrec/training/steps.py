@@ -202,8 +202,16 @@ def _descend_rows(network, params, batch, rates, scratch, gradient):
 
 @njit(**ORDERED)
 def _descend_scored_rows(rates, rows, indices, weights, errors):
-    """The same for a layer of one output, with step sizes of rows and weights, without copies of
-    the rows."""
+    """Take the step of the items' own rows and of the weights that multiply them, in a layer of one
+    output, without copies of the rows.
+
+    Args:
+        rates: step sizes of the rows and of the weights; 0 leaves them as they are.
+        rows: `float32 [R, d]`, changed in place.
+        indices: `int64 [n]`, the row of each example.
+        weights: `float32 [d]`, changed in place.
+        errors: `float32 [n]`, gradient of each output.
+    """
     before = weights.copy()
     for n in range(len(errors) if rates[1] else 0):
         row = rows[indices[n]]
