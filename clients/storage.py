@@ -4,15 +4,14 @@
 Secrets of secure aggregation, kept by the node that made them: every message of a session may be
 handled by a new process.
 
-One SQLite file per node and run, readable by its owner only; what is deleted is overwritten. A node
-has one channel key per run and at most one session, with the states `shared`, `masked`, deleted, in
-this order; no session begins twice. Nothing of it is ever logged.
+One SQLite file per node and run, readable by its owner only; deleted secrets are overwritten. A
+node has one channel key per run and at most one session, with the states `shared`, `masked`,
+deleted, in this order; no session begins twice. Nothing of it is ever logged.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,9 +38,11 @@ class PrivateState(DatabaseFile):
     """Private arrays, keyed by client and round."""
 
     opening = (
-        # of a new file, before its first table; the state of a client may be a table of items, and
-        # pages of 4 KiB are read and written one by one
+        # The state of a client may be a table of items: large pages are read and written at once,
+        # and neither what is deleted nor the journal of a round is written again.
         "PRAGMA page_size = 65536",
+        "PRAGMA secure_delete = OFF",
+        "PRAGMA journal_mode = TRUNCATE",
         "CREATE TABLE IF NOT EXISTS state (client INTEGER, round INTEGER, layout TEXT, data BLOB,"
         " PRIMARY KEY (client, round))",
     )
@@ -107,9 +108,8 @@ class PrivateState(DatabaseFile):
             )
 
 
-def _encoded(clients: Sequence[int], arrays: Arrays) -> Iterator[tuple[int, str, np.ndarray]]:
-    """Clients, the layout of their arrays and the bytes of these: by name the type, the shape and,
-    of a table, how many rows are written."""
+def _encoded(clients: Sequence[int], arrays: Arrays) -> Iterator[tuple[int, str, bytes]]:
+    """Clients, the layout of their arrays (`_record`) and the bytes of these."""
     if len(clients) > 1 and not all(isinstance(value, np.ndarray) for value in arrays.values()):
         for index, client in enumerate(clients):
             yield from _encoded(
@@ -117,51 +117,55 @@ def _encoded(clients: Sequence[int], arrays: Arrays) -> Iterator[tuple[int, str,
             )
         return
     layout = []
-    parts = []
+    fields = {}
     for name, value in arrays.items():
         if isinstance(value, np.ndarray):
             layout.append((name, value.dtype.str, value.shape[1:], None))
-            parts.append(_bytes(value))
+            fields[name] = value
         else:
             (table,) = value
             layout.append((name, table.values.dtype.str, table.shape, len(table.rows)))
-            parts += [_bytes(table.rows.astype(np.int64)[None]), _bytes(table.values[None])]
+            fields |= {_ROWS + name: table.rows, name: table.values}
+    records = np.empty(len(clients), _record(layout))
+    for name, value in fields.items():
+        records[name] = value
     text = json.dumps(layout)
-    for client, data in zip(clients, np.concatenate(parts, axis=1), strict=True):
-        yield client, text, data
-
-
-def _bytes(values: np.ndarray) -> np.ndarray:
-    """The bytes of arrays `[n, ...]`, `uint8 [n, bytes]`."""
-    rows = np.ascontiguousarray(values).reshape(len(values), math.prod(values.shape[1:]))
-    return rows.view(np.uint8)
+    for index, client in enumerate(clients):
+        yield client, text, records[index : index + 1].tobytes()
 
 
 def _decoded(
     layout: Sequence[Any], entries: Sequence[bytes], names: Collection[str] | None
 ) -> dict[str, np.ndarray]:
-    """The arrays of entries of one layout, `[n, ...]` each."""
-    data = np.frombuffer(b"".join(entries), np.uint8).reshape(len(entries), -1)
-    begin = 0
-
-    def taken(dtype: str, *shape: int) -> np.ndarray:
-        nonlocal begin
-        end = begin + math.prod(shape) * np.dtype(dtype).itemsize
-        values = data[:, begin:end].copy().view(dtype)
-        begin = end
-        return values.reshape(len(entries), *shape)
-
+    """The arrays of entries of one layout, `[n, ...]` each, which cannot be written."""
+    records = np.ndarray(len(entries), _record(layout), b"".join(entries))
     arrays = {}
     for name, dtype, shape, count in layout:
-        if count is None:
-            value = taken(dtype, *shape)
-        else:
-            value = np.zeros((len(entries), *shape), dtype)
-            rows = taken("<i8", count)
-            value[np.arange(len(entries))[:, None], rows] = taken(dtype, count, *shape[1:])
-        if names is None or name in names:
-            arrays[name] = value
+        if names is not None and name not in names:
+            continue
+        value = records[name]
+        if count is not None:
+            table = np.zeros((len(entries), *shape), dtype)
+            table[np.arange(len(entries))[:, None], records[_ROWS + name]] = value
+            value = table
+        arrays[name] = value
     return arrays
+
+
+_ROWS = "rows of "
+
+
+def _record(layout: Sequence[Any]) -> np.dtype:
+    """The type of a client's entry: by name the type and shape of each array and, of a table, how
+    many rows are written, after their numbers."""
+    fields: list[Any] = []
+    for name, dtype, shape, count in layout:
+        rows = tuple(shape)
+        if count is not None:
+            fields.append((_ROWS + name, "<i8", (count,)))
+            rows = (count, *shape[1:])
+        fields.append((name, dtype, rows))
+    return np.dtype(fields)
 
 
 class SessionSecrets(DatabaseFile):
