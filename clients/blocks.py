@@ -23,7 +23,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.errors import ClientError, FedrecError
 from fedrec.experiment.tables import EngineConfig
-from fedrec.protocol.client_arrays import ClientArrays
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block, OwnData
 from fedrec.training.results import BlockUpdate
@@ -73,6 +73,18 @@ def train_in_blocks(
         for indices, trained in work.blocks(clients[start : start + MOST_CLIENTS]):
             yield (start + indices).tolist(), trained
             del trained
+
+
+def needed_items(node: Node, step: Step, clients: np.ndarray, round_: int) -> ItemRequests:
+    """The items of the batches that clients `int64 [clients]` draw in a round."""
+    work = _Training(node, step, "kernel", {}, "client", round_, round_, None)
+    parts = []
+    for start in range(0, len(clients), MOST_CLIENTS):
+        together = clients[start : start + MOST_CLIENTS]
+        drawn = work.drawn(together)
+        for indices in work.cut(drawn, {}, []):
+            parts.append(drawn.build(indices).requests(together[indices].tolist()))
+    return ItemRequests.joined(parts)
 
 
 # The blocks of clients that are trained at once: as many as fit into the memory or, on a processor,
@@ -202,7 +214,7 @@ class _Training:
                 whole = step.whole_block(self.parameters, self.node.population, clients)
             yield np.arange(len(clients)), whole
             return
-        drawn = self._drawn(clients)
+        drawn = self.drawn(clients)
         parameters = self.parameters
         tables = list(self.node.model.item_tables)
         if self.given is not None:
@@ -211,14 +223,7 @@ class _Training:
             replaced = self._replaced
             parameters = sent | {n: v for n, v in parameters.items() if n not in replaced}
             tables = list(self.given.rows)
-        blocks = cut_blocks(
-            drawn.sizes,
-            parameters,
-            tables if drawn.compact else [],
-            **block_limits(
-                self.node.experiment.engine, self.node.device, self.path, drawn.together
-            ),
-        )
+        blocks = self.cut(drawn, parameters, tables)
         private = self._private(clients)
         if self.node.device.type == "cpu":
             for indices in blocks:
@@ -236,7 +241,15 @@ class _Training:
             coming = next(built, None)  # while the device trains the one before
             yield indices, trained
 
-    def _drawn(self, clients: np.ndarray) -> _ClientDraws:
+    def cut(
+        self, drawn: _ClientDraws, parameters: Mapping[str, Tensor], item_tables: Sequence[str]
+    ) -> Iterator[np.ndarray]:
+        """The clients of each block, see `cut_blocks`."""
+        engine = self.node.experiment.engine
+        limits = block_limits(engine, self.node.device, self.path, drawn.together)
+        return cut_blocks(drawn.sizes, parameters, item_tables if drawn.compact else [], **limits)
+
+    def drawn(self, clients: np.ndarray) -> _ClientDraws:
         """What the clients draw."""
         population = self.node.population
         step = self.step
@@ -257,7 +270,7 @@ class _Training:
 
             steps = examples.steps
             sizes = Sizes(examples.widths, steps, steps * examples.widths)
-            return _ClientDraws(sizes, True, Batches.together, build_drawn)
+            return _ClientDraws(sizes, True, draw.together, build_drawn)
         data = population.clients(clients)
         batches = []
         for client in data:

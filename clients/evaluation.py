@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.blocks import private_parameters, to_device, train_in_blocks
+from clients.blocks import needed_items, private_parameters, to_device, train_in_blocks
 from clients.node import Node
 from clients.step import Step, private_names
-from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import last_items, recent_weights
-from fedrec.errors import ExperimentError, FedrecError
+from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.tables import Evaluated, known_means
 from fedrec.experiment.sections import Section
@@ -30,8 +29,6 @@ from fedrec.metrics.base import RatedBlock
 from fedrec.models.base import HistoryModel, Parameters
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, ItemQuery
-from fedrec.rng import stream
-from fedrec.runtime.ragged import distinct
 
 _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
@@ -358,8 +355,7 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
             expected="a step by the name of the strategy: metamf, gpfedrec or fedgnn",
             fix="set step.name to strategy.name, or choose another strategy",
         )
-    data = node.population.clients(clients)
-    return ItemRequests.of(clients, [_touched(node, step, client, order.round) for client in data])
+    return needed_items(node, step, clients, order.round)
 
 
 def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
@@ -381,13 +377,3 @@ def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> Rat
         )
     predicted = predicted.cpu().numpy()[real]
     return RatedBlock(predicted, held_out.labels, held_out.owner, len(clients))
-
-
-def _touched(node: Node, step: Step, data: ClientData, round_: int) -> np.ndarray:
-    """The items of one client's batches, `int64 [items]`, ascending."""
-    drawn = stream(node.experiment.seed, "client", data.client, round_)
-    try:
-        references, named = step.batches(data, drawn).references()
-    except FedrecError as error:
-        raise error.about(f"client {data.client}") from error
-    return distinct(references[named])

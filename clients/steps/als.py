@@ -27,22 +27,21 @@ no weight; here they have 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.step import Replaced, Step, StepConfig
-from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.device import products_in
 from fedrec.models.base import Parameters
 from fedrec.models.mf import Ials
 from fedrec.sums.products import packed
-from fedrec.training.block import Batches, Block, UserCodes
+from fedrec.training.block import Block
+from fedrec.training.draws import ExampleDraw, WeightedDraw
 from fedrec.training.results import BlockChange, BlockUpdate, ChangedRows, Dense, Factored
 
 MOMENTS = "item.moments"
@@ -58,20 +57,6 @@ class AlsConfig(StepConfig, LowRatedConfig):
     """c, the weight of a liked item, where that of any other is 1."""
     regularisation: float = Field(default=10.0, gt=0)
     """Lambda, > 0."""
-
-
-class _Likes(Batches):
-    """One batch, whose rows are read once, and the moments of many clients summed by item."""
-
-    together = 128
-
-
-class _BlockOfLikes(Block):
-    """A block whose rows are those of the liked items, on all paths."""
-
-    def on_whole_tables(self, items: int) -> Self:
-        """Return this block: whole tables would have rows of items that no client likes."""
-        return self
 
 
 class _Solved(NamedTuple):
@@ -99,13 +84,9 @@ class Als(Step):
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One batch, of the items that count and their weights, whose rows the step needs."""
-        items, weights = data.weighted_items(self.config.low_rated)
-        return _Likes.whole([(items, weights)] if len(items) and self.config.epochs else [])
-
-    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
-        return _BlockOfLikes.of(users, batches, device)
+    def draw(self) -> ExampleDraw:
+        """The items that count and their weights; nothing is drawn."""
+        return WeightedDraw(min(self.config.epochs, 1), others=self.config.low_rated)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
@@ -135,8 +116,8 @@ class Als(Step):
 
     def _solve(self, parameters: Mapping[str, Tensor], block: Block) -> _Solved:
         shares = torch.zeros(block.touched.shape).to(parameters["item.factors"])
-        if block.active:  # items are distinct and ascending, so that these are the table's rows
-            shares = block.labels[0, :, : shares.shape[1]].to(shares)
+        if block.active:  # padding has label 0
+            shares.scatter_add_(1, block.places(0), block.labels[0].to(shares))
         rows = parameters["item.factors"][block.touched]
         weighted = rows * shares.unsqueeze(-1)
         gram = parameters["item.gram"]

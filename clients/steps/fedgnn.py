@@ -34,14 +34,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.step import Step, StepConfig
-from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.graphs import NOTHING, tokens
 from fedrec.models.base import Parameters
 from fedrec.models.personal import Fedgnn
 from fedrec.nn.layers import gather_rows
-from fedrec.runtime.ragged import distinct
-from fedrec.training.block import UNLIMITED, Batches, Block
+from fedrec.training.block import UNLIMITED, Block
 from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import BlockUpdate
 
@@ -53,7 +51,7 @@ COUNTS = "third.counts"
 TOKENS = "third.tokens"
 EMBEDDING = "third.user"
 _PADDING = -1.0  # label of no example
-_EXAMPLES = ExampleDraw(1, UNLIMITED, negatives=4)
+_NEGATIVES = 4  # items per positive, drawn outside the positives
 
 
 class FedgnnStepConfig(StepConfig):
@@ -86,7 +84,7 @@ class FedgnnStepConfig(StepConfig):
 
 class _Graphs(NamedTuple):
     """The examples and local graphs of C clients. A client's examples are the rows of its compact
-    table, as their items are ascending and distinct.
+    table, each once.
 
     Attributes:
         items: of each client the items of its examples, `int64 [examples]`.
@@ -104,20 +102,18 @@ class _Graphs(NamedTuple):
     def of(cls, block: Block, clients: Tensor, slots: int) -> _Graphs:
         """Local graphs of some clients of a block, `int64 [C]`, with up to so many items in a local
         graph."""
-        device = block.items.device
-        rows = block.touched.shape[1]
-        sizes = block.sizes[0].index_select(0, clients)
-        given = block.items[0].index_select(0, clients).cpu().numpy()
-        labels = block.labels[0, :, :rows].index_select(0, clients)
-        real = torch.arange(rows, device=device) < sizes[:, None]
-        labels = torch.where(real, labels, _PADDING)
+        every = block.labels.new_full(block.touched.shape, _PADDING)
+        every.scatter_reduce_(1, block.places(0), block.labels[0], "amax")  # of padding, 0
+        labels = every.index_select(0, clients)
+        given = block.touched.index_select(0, clients).cpu().numpy()
+        sizes = [block.touched_counts[client] for client in clients.tolist()]
         chosen = [_chosen(np.flatnonzero(row == 1), slots) for row in labels.cpu().numpy()]
         at = np.full((len(clients), max(map(len, chosen))), -1)
         for index, row in enumerate(chosen):
             at[index, : len(row)] = row
-        items = [row[:size] for row, size in zip(given, sizes.tolist(), strict=True)]
+        items = [row[:size] for row, size in zip(given, sizes, strict=True)]
         liked = [row[which].tolist() for row, which in zip(items, chosen, strict=True)]
-        return cls(items, liked, labels, torch.from_numpy(at).to(device))
+        return cls(items, liked, labels, torch.from_numpy(at).to(labels.device))
 
 
 class FedgnnStep(Step):
@@ -132,14 +128,9 @@ class FedgnnStep(Step):
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStepConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One client's examples, distinct items and their labels; they name the rows that it
-        needs."""
-        if not self.config.epochs:
-            return Batches.whole([])
-        drawn, _ = _EXAMPLES.examples(data, self.model.schema, random)
-        items = distinct(drawn)
-        return Batches.whole([(items, np.isin(items, data.positives).astype(np.float32))])
+    def draw(self) -> ExampleDraw:
+        """A client's positive items and negatives; they name the rows that it needs."""
+        return ExampleDraw(self.config.epochs, UNLIMITED, _NEGATIVES, shuffled=False)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
@@ -151,6 +142,7 @@ class FedgnnStep(Step):
             ExperimentError: there are no neighbours among what the server sent.
         """
         given = client_params or {}
+        block = replace(block, examples=block.touched_counts)  # each item is one
         changes = {
             name: torch.zeros_like(value)
             for name, value in given.items()

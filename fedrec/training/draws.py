@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +37,10 @@ class ExampleDraw:
         negatives: items per positive that are drawn outside the positives (ranking only).
         low_rated: whether rows that are not positive are negatives, too (ranking only).
         shuffled: whether each epoch has an order of its own.
+        together: see `Batches`.
     """
 
+    together: ClassVar[int] = Batches.together
     epochs: int
     batch_size: int
     negatives: int = 0
@@ -109,13 +111,37 @@ class PreferenceDraw(ExampleDraw):
         rows = rows.where(liked)
         owner, items, amounts = time_weighted(rows.owner, rows.items, rows.ratings, rows.times)
         ends = np.searchsorted(owner, np.arange(len(clients) + 1))
-        none = np.zeros(len(clients) + 1, np.int64)
-        given = amounts, (none, none[:0]), none[:-1], population.interactions.num_items
-        return ClientExamples.of(self, (ends, items), *given)
+        return self._without_negatives(ends, items, amounts, population)
 
     def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
         """Batches of one client."""
         return Batches.whole([(data.positives, data.amounts(rated=True))] * self.epochs)
+
+    def _without_negatives(
+        self, offsets: np.ndarray, items: np.ndarray, labels: np.ndarray, population: Population
+    ) -> ClientExamples:
+        """The examples of clients whose rows are these, ragged."""
+        none = np.zeros(len(offsets), np.int64)
+        given = labels, (none, none[:0]), none[:-1], population.interactions.num_items
+        return ClientExamples.of(self, (offsets, items), *given)
+
+
+@dataclass(frozen=True)
+class WeightedDraw(PreferenceDraw):
+    """All items of a client as one batch, with weights as labels: 1 for positive ones, `others` for
+    rated ones that are not, which 0 leaves out."""
+
+    # one batch, whose rows are read once, and the moments of many clients summed by item
+    together = 128
+    others: float = 0.0
+
+    def of(self, population: Population, clients: np.ndarray) -> ClientExamples:
+        """The weighted items of some clients."""
+        return self._without_negatives(*population.weighted_items(clients, self.others), population)
+
+    def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
+        """Batches of one client."""
+        return Batches.whole([data.weighted_items(self.others)] * self.epochs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,9 +71,10 @@ def local(tiny_experiment):
 
 
 def examples(step, data):
-    """The items and labels that a client draws in round 1."""
+    """The distinct items that a client draws in round 1, and their labels."""
     drawn = step.batches(data, stream(0, "client", data.client, 1))
-    return drawn.items[0, : drawn.sizes[0]], drawn.labels[0, : drawn.sizes[0]]
+    items, first = np.unique(drawn.items[0, : drawn.sizes[0]], return_index=True)
+    return items, drawn.labels[0, first]
 
 
 def layer_by_hand(targets, sources, parameters, name):
