@@ -269,10 +269,12 @@ class Node:
         seed = self.experiment.seed
         model = self.model.initial(torch_stream(self.experiment.seed, "init"))
         parameters = dict(model)
-        steps = [self.step(section) for section in self.steps]
-        for section, step in zip(self.steps, steps, strict=True):
-            added = step.added_parameters(model, torch_stream(seed, "init-added"))
-            for name, value in added.items():
+        tuned = self.experiment.fine_tune_step()
+        steps = [*self.named_steps.items(), (FINE_TUNE, tuned)]
+        for key, section in steps:
+            with settings_at(key):
+                added = self.step(section).prepare(parameters, torch_stream(seed, "init-added"))
+            for name, value in added.items() if key != FINE_TUNE else ():
                 if parameters.setdefault(name, value).shape != value.shape:
                     raise ExperimentError(
                         f"the experiment's steps disagree about parameter {name!r}",
@@ -280,12 +282,10 @@ class Node:
                         got=f"{tuple(value.shape)} in step {section.name!r}",
                         fix="give the steps equal settings, such as `hidden`",
                     )
-        tuned = self.experiment.fine_tune_step()
-        for key, section in {**self.named_steps, FINE_TUNE: tuned}.items():
+        for key, section in steps:
             with settings_at(key):
                 step = self.step(section)
                 check_private_patterns(step, list(parameters))
-                step.check_parameters(parameters)
                 self.path(step)
         return parameters
 

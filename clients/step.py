@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeAlias
@@ -97,7 +97,6 @@ class Step(ABC):
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
-    paper: ClassVar[str] = ""
     contributions: ClassVar[Contributions] = "signed"
     symmetric: ClassVar[tuple[str, ...]] = ()
     trains: ClassVar[type[Model]] = Model
@@ -165,22 +164,19 @@ class Step(ABC):
         none."""
         return f"step {type(self).__name__} has no kernel"
 
-    def check_parameters(self, parameters: Parameters) -> None:  # noqa: B027
-        """Check that the settings fit these parameters; by default they do. It is called before the
-        first round for every step of an experiment, fine-tuning among them.
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
+        """Check that the settings fit the parameters, and return the initial values of those that
+        this step adds; by default they fit, and it adds none. It is called before the first round
+        for every step of an experiment, and for fine-tuning, which adds none.
 
         Args:
-            parameters: the initial global parameters.
+            parameters: the initial global parameters: the model's, and those that steps before this
+                one add.
+            generator: of the initial values, on the CPU.
 
         Raises:
             ExperimentError: a setting does not fit; its key begins with `step.`.
         """
-
-    def added_parameters(
-        self, model: Mapping[str, Tensor], generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """Initial values of additional parameters that this step trains with those of the `model`;
-        none by default."""
         return {}
 
 

@@ -30,7 +30,6 @@ class Sampler(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
 
     def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
         self.config = config

@@ -179,7 +179,6 @@ class CohortStrategy(_LoopEvaluates):
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
     reply: ClassVar[Reply] = "sum"
     weighting: Weighting = "uniform"
 

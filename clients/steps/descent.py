@@ -74,9 +74,10 @@ class DescentStep(Step):
         """Settings of the gradient steps for the parameters of these names."""
         return self.config.sgd()
 
-    def check_parameters(self, parameters: Parameters) -> None:
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
         """Check that each setting by parameter names fits one."""
         self.settings(list(self.trained(parameters)))
+        return {}
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
@@ -111,11 +112,11 @@ class SessionStep(DescentStep):
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         return SessionBlock.of(users, batches, device)
 
-    def added_parameters(
-        self, model: Mapping[str, Tensor], generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """Fresh parameters of the encoders, which this step trains with those of the `model`."""
-        return self.task.initial(model, generator)
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
+        """Fresh parameters of the encoders, which this step trains with those of the model."""
+        added = self.task.initial(parameters, generator)
+        super().prepare({**parameters, **added}, generator)
+        return added
 
 
 # Steps on shuffled batches of positives and of negatives that are drawn once a round.

@@ -147,9 +147,10 @@ class Maml(Step):
             moved[name] = value if second else value.detach().requires_grad_()
         return moved
 
-    def check_parameters(self, parameters: Parameters) -> None:
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
         """Refuse rates of parameters that do not exist."""
         rates_by_name(parameters, self.config.rates)
+        return {}
 
     def _divided(
         self, data: ClientData, random: np.random.Generator

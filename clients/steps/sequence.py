@@ -30,7 +30,7 @@ from clients.steps.descent import (
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Parameters
-from fedrec.models.sequential import SequenceModel, padded_width
+from fedrec.models.sequential import SequenceModel, padded_width, sequence_loss
 from fedrec.pretext.contrast import SessionBatches, SessionObjective
 from fedrec.training.block import Batches, Block
 from fedrec.training.descent import Recommending
@@ -137,7 +137,8 @@ class SequenceObjective:
         items = block.items[step, :active]
         counts = (block.sizes[step, :active] - drawn - 1)[:, None]
         generators = [torch.Generator().manual_seed(int(member.seeds[step])) for member in members]
-        return self.model.sequence_loss(
+        return sequence_loss(
+            self.model,
             parameters,
             items[:, None],
             drawn,

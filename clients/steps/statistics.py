@@ -22,7 +22,7 @@ from fedrec.data.interactions import LowRatedConfig, RecencyConfig
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model, Parameters
-from fedrec.models.linear import PRODUCTS, WEIGHTS
+from fedrec.models.linear import PRODUCTS, WEIGHTS, products_of
 from fedrec.neighbourhood.learned import Scale, scaled
 from fedrec.sums.products import BIAS, ItemScaleConfig, chosen_items, item_scale, transitions
 from fedrec.training.block import Batches, Block
@@ -158,11 +158,7 @@ class GramStepConfig(SufficientStatisticsConfig, ItemScaleConfig):
 
 
 class GramStep(SufficientStatistics):
-    """Sends the products of one history.
-
-    Raises:
-        ExperimentError: the model is not computed from products of items.
-    """
+    """Sends the products of one history."""
 
     name = "gram"
     Config = GramStepConfig
@@ -172,29 +168,30 @@ class GramStep(SufficientStatistics):
     outer: ClassVar[bool] = True
     config: GramStepConfig
 
-    def __init__(self, config: GramStepConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        if not model.products:
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
+        """Check that the model is computed from products of items."""
+        if products_of(parameters) not in parameters:
             raise ExperimentError(
-                f"model {type(model).__name__!r} has no products of items",
+                f"model {type(self.model).__name__!r} has no products of items",
                 expected="model.name = 'item-weights', or another model of products of items",
                 fix="set model.name = 'item-weights', or another step",
             )
-        self.products = model.products
+        return {}
 
     def entries(
         self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
     ) -> tuple[str, np.ndarray, np.ndarray]:
         """The weight of each chosen item times its scale, in the item's row of the products."""
         catalogue = self.model.schema.num_items
-        size = len(parameters[self.products])
+        products = products_of(parameters)
+        size = len(parameters[products])
         bias = parameters[BIAS][:, 0].cpu() if BIAS in parameters else torch.zeros(catalogue)
         chosen = chosen_items(bias, size)
         scale = item_scale(bias[chosen], self.config.exponent).numpy()
         row_of = np.full(catalogue, -1)
         row_of[chosen.numpy()] = np.arange(size)
         rows = row_of[items]
-        return self.products, rows, weights * scale[rows]
+        return products, rows, weights * scale[rows]
 
 
 # A client's own ratings, mapped to [-1, 1], and 1 for each rated item.
@@ -230,7 +227,7 @@ class RatingSums(Step):
         """The ratings of every client of a block."""
         return one_by_one(parameters, block, client_params, self._sums)
 
-    def check_parameters(self, parameters: Parameters) -> None:
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
         """Check that the model has item means."""
         if "item.mean" not in parameters or "item.count" not in parameters:
             raise ExperimentError(
@@ -239,6 +236,7 @@ class RatingSums(Step):
                 got=", ".join(parameters),
                 fix="set model.name = 'pnbm'",
             )
+        return {}
 
     def _sums(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
@@ -280,7 +278,7 @@ class Counts(SufficientStatistics):
         """The weight of each item, in the item's own row."""
         return BIAS, items, weights.astype(np.float64)
 
-    def check_parameters(self, parameters: Parameters) -> None:
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
         """Check that the model has a table of item biases."""
         shape: tuple[int, ...] = tuple(parameters[BIAS].shape) if BIAS in parameters else (0,)
         # an audit's model has rows after the items'
@@ -291,6 +289,7 @@ class Counts(SufficientStatistics):
                 got=", ".join(parameters),
                 fix="set model.item-bias = true",
             )
+        return {}
 
 
 # A client's part in a model of transitions: which of its items follows which, once.

@@ -198,7 +198,11 @@ def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
 @dataclass(frozen=True)
 class Kind:
     """Kind of component: the package or module of its built-ins, their base class, and the table
-    that names one."""
+    that names one.
+
+    A component of any kind may have a `name`, which the built-ins have, and a `paper`, the source
+    that it implements; `fedrec list` shows both.
+    """
 
     name: str
     home: str

@@ -42,7 +42,6 @@ class Compression(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -71,7 +71,6 @@ class Perturbation(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
 
     def __init__(self, config: Config, seed: int) -> None:
         self.config = config

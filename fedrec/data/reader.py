@@ -129,7 +129,6 @@ class Reader(ABC):
 
     Attributes:
         title: the dataset in a few words, with its size.
-        paper: which paper of `docs/papers` uses it, or who published it.
         source: its origin and published statistics; None for generated data and for a user's own
             table.
         features: names of the side features that `read` returns for any settings; None: not stated.
@@ -137,7 +136,6 @@ class Reader(ABC):
 
     Config: ClassVar[type[ReaderConfig]] = ReaderConfig
     title: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
     source: ClassVar[DatasetSource | None] = None
     features: ClassVar[FeatureNames | None] = None
 

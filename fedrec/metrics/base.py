@@ -82,7 +82,6 @@ class Metric(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
     name: ClassVar[str]
     lower_is_better: ClassVar[bool] = False
     range: ClassVar[tuple[float, float]] = (0.0, 1.0)

@@ -44,8 +44,6 @@ class Model(ABC):
         item_tables: names of the parameters with one row per item, `[num_items, d]`. A client uses
             few of their rows, so local training may pass compact tables, with the row of each item
             in `rows`.
-        products: name of a parameter `[m, m]` as whose change clients send the products of m chosen
-            items of their histories (step `gram`, `fedrec.sums.products`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
 
@@ -55,9 +53,7 @@ class Model(ABC):
 
     Config: ClassVar[type[Config]] = Config
     tasks: ClassVar[tuple[str, ...]] = ("ranking", "rating")
-    paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
-    products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:

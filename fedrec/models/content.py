@@ -53,7 +53,6 @@ class ContentMapModel(ProductsModel):
     name = "content-map"
     Config = ContentMapModelConfig
     paper = "attribute-to-feature mappings (Gantner et al. 2010) of PureSVD (Cremonesi et al. 2010)"
-    products = PRODUCTS
     config: ContentMapModelConfig
 
     @property

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from pydantic import Field
@@ -65,7 +65,6 @@ class FoldIn(ProductsModel):
     name = "fold-in"
     Config = FoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008), features as a Gaussian prior"
-    products = PRODUCTS
     config: FoldInConfig
 
     @property
@@ -144,6 +143,12 @@ def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
 WEIGHTS = "item.weights"
 
 
+def products_of(parameters: Collection[str]) -> str:
+    """Name of the parameter `[m, m]` as whose change clients send the products of m chosen items of
+    their histories (step `gram`): `item.products`, or the weights of a model without it."""
+    return PRODUCTS if PRODUCTS in parameters else WEIGHTS
+
+
 class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
     """Settings of the linear item-to-item model; its `items` are those with weights."""
 
@@ -154,7 +159,6 @@ class ItemWeights(ProductsModel):
     name = "item-weights"
     Config = ItemWeightsConfig
     paper = "SLIM (Ning and Karypis 2011), EASE (Steck 2019)"
-    products = WEIGHTS
     config: ItemWeightsConfig
 
     @property

@@ -190,8 +190,6 @@ class Ials(Model):
                 got=f"{schema.num_items:,}",
                 fix="set model.products = false, and strategy.name = 'fed-als' without a start",
             )
-        if config.products:
-            self.products = "item.products"  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal item factors and their Gram matrix; zeros for the user and for all sums."""

@@ -148,47 +148,6 @@ class SequenceModel(HistoryModel):
         final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]
         return final @ table.mT
 
-    def sequence_loss(
-        self,
-        parameters: Parameters,
-        items: Tensor,
-        drawn: int,
-        counts: Tensor,
-        generators: Sequence[torch.Generator],
-        weights: Tensor | None = None,
-        *,
-        compact: bool = False,
-    ) -> Tensor:
-        """Sum of the losses of all positions of each slice's sequences, `[C]`.
-
-        Args:
-            parameters: each `[C, ...]`.
-            items: `int64 [C, B, drawn + W + 1]`: items drawn for a sequence, then the sequence; any
-                after its last.
-            drawn: number of drawn items, see `SequenceConfig.drawn`.
-            counts: `int64 [C, B]`, number of items that have a next one.
-            generators: of dropout, one for each slice, on the CPU.
-            weights: `[C, B]`, of a sequence's positions, without gradient; None: 1.
-            compact: whether item tables have one row for each of `items`, with B = 1, instead of
-                one for each item of the catalogue.
-        """
-        table = self._embeddings(parameters, items[:, 0] if compact else None)
-        embedded = table[:, None] if compact else gather_rows(table, items.clamp(min=0))
-        others, sequence = embedded.split((drawn, items.shape[-1] - drawn), 2)
-        dropout = Dropout(self.config.dropout, generators)
-        states = self._states(parameters, sequence[:, :, :-1], counts, dropout)
-        real = _weighted(states, counts, weights)
-        if self.config.loss == "softmax":
-            return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
-        wanted = (states * sequence[:, :, 1:]).sum(-1)
-        if self.config.loss == "binary":
-            others = others.unflatten(2, (states.shape[2], -1))
-            refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
-            return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
-        scale = math.log((self.schema.num_items - 1) / drawn)
-        refused = (states @ others.mT).logsumexp(-1) + scale
-        return ((torch.logaddexp(refused, wanted) - wanted) * real).sum((1, 2))
-
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
     ) -> Tensor:
@@ -218,8 +177,8 @@ class SequenceModel(HistoryModel):
             rows = sequences[some, : width + 1]
             drawn = self._negatives(rows, generator)
             items = torch.cat([drawn.to(rows.device), rows], 1)[None]
-            total = total + self.sequence_loss(
-                parameters, items, drawn.shape[1], counts[some][None], [generator]
+            total = total + sequence_loss(
+                self, parameters, items, drawn.shape[1], counts[some][None], [generator]
             )
         return total[0] / counts.clamp(min=0).sum().clamp(min=1)
 
@@ -234,6 +193,49 @@ class SequenceModel(HistoryModel):
             draw_negatives(items, self.schema.num_items, count, random) for items in client_items
         ]
         return torch.from_numpy(np.stack(drawn))
+
+
+def sequence_loss(
+    model: SequenceModel,
+    parameters: Parameters,
+    items: Tensor,
+    drawn: int,
+    counts: Tensor,
+    generators: Sequence[torch.Generator],
+    weights: Tensor | None = None,
+    *,
+    compact: bool = False,
+) -> Tensor:
+    """Sum of the losses of all positions of each slice's sequences, `[C]`.
+
+    Args:
+        model: the model of sequences.
+        parameters: each `[C, ...]`.
+        items: `int64 [C, B, drawn + W + 1]`: items drawn for a sequence, then the sequence; any
+            after its last.
+        drawn: number of drawn items, see `SequenceConfig.drawn`.
+        counts: `int64 [C, B]`, number of items that have a next one.
+        generators: of dropout, one for each slice, on the CPU.
+        weights: `[C, B]`, of a sequence's positions, without gradient; None: 1.
+        compact: whether item tables have one row for each of `items`, with B = 1, instead of
+            one for each item of the catalogue.
+    """
+    table = model._embeddings(parameters, items[:, 0] if compact else None)
+    embedded = table[:, None] if compact else gather_rows(table, items.clamp(min=0))
+    others, sequence = embedded.split((drawn, items.shape[-1] - drawn), 2)
+    dropout = Dropout(model.config.dropout, generators)
+    states = model._states(parameters, sequence[:, :, :-1], counts, dropout)
+    real = _weighted(states, counts, weights)
+    if model.config.loss == "softmax":
+        return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
+    wanted = (states * sequence[:, :, 1:]).sum(-1)
+    if model.config.loss == "binary":
+        others = others.unflatten(2, (states.shape[2], -1))
+        refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
+        return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
+    scale = math.log((model.schema.num_items - 1) / drawn)
+    refused = (states @ others.mT).logsumexp(-1) + scale
+    return ((torch.logaddexp(refused, wanted) - wanted) * real).sum((1, 2))
 
 
 def padded_width(counts: np.ndarray, longest: int) -> np.ndarray:

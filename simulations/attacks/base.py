@@ -123,12 +123,10 @@ class Attack(ABC):
         seed: seed of the experiment; random decisions come from `fedrec.rng.stream(seed, NAME)`.
 
     Attributes:
-        paper: paper that describes the attack.
         file: name of the saved outcome.
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
     file: ClassVar[str] = "attack.json"
 
     def __init__(self, config: Config, seed: int) -> None:

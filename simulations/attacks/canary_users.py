@@ -68,7 +68,6 @@ class Reserved(Model):
         self.base: Model = component_of(MODEL, Section.model_validate(config.base), schema)
         # item tables of the other model
         self.item_tables = self.base.item_tables  # type: ignore[misc]
-        self.products = self.base.products  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise global parameters `float32`, without the cohort dimension, from `generator` on
@@ -209,11 +208,9 @@ class Canary(PlantedStep):
             flat[torch.from_numpy(positions).to(flat.device)] = torch.from_numpy(values).to(flat)
         return Update(delta, plan.examples)
 
-    def added_parameters(
-        self, model: Mapping[str, Tensor], generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """Initialise the parameters that this step trains with those of the `model`."""
-        return self.base.added_parameters(model, generator)
+    def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
+        """Prepare the other step."""
+        return self.base.prepare(parameters, generator)
 
 
 # The canary clients of an audit in the data: another dataset with users without rows and features

@@ -32,12 +32,10 @@ class Poisoning(ABC):
         config: settings of the attack.
 
     Attributes:
-        paper: paper that describes the attack.
         sends_updates: whether clients send made-up updates instead of training.
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
     sends_updates: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clients.malicious import MaliciousBlock
 from fedrec.data.malicious_users import Known
+from fedrec.models.linear import products_of
 from fedrec.sums.products import BIAS, chosen_items
 from simulations.poisoning.base import (
     ProfileConfig,
@@ -154,9 +155,9 @@ class ProductBoosting(UpdatePoisoning):
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Craft equal matrices or equal counts for all clients, `[C, ...]` by parameter."""
-        name = block.model.products
+        name = products_of(block.parameters)
         products = "a model of products of items: model.name = 'item-weights' or 'fold-in'"
-        check_model(block, bool(name), products)
+        check_model(block, name in block.parameters, products)
         if getattr(block.step, "outer", False):
             change = self._pairs(block, block.parameters[name])
         else:

@@ -16,6 +16,7 @@ from clients.steps.sequence import Joint, JointConfig, SequenceStep, SequenceSte
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
+from fedrec.models.sequential import sequence_loss
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
@@ -107,7 +108,7 @@ def test_with_vectors_a_block_trains_what_a_client_alone_does(node, tmp_path):
     rows = torch.from_numpy(batches.items)[None]
     counts = torch.tensor([[batches.examples]])
     leaves = {name: value[None].clone().requires_grad_() for name, value in parameters.items()}
-    loss = made.model.sequence_loss(leaves, rows, batches.drawn, counts, [])
+    loss = sequence_loss(made.model, leaves, rows, batches.drawn, counts, [])
     names = ["item.id", "item.cover"]
     found = torch.autograd.grad(loss.sum() / batches.examples, [leaves[name] for name in names])
     for name, gradient in zip(names, found, strict=True):
@@ -303,7 +304,7 @@ def make(world):
         made = kind(config(**known), model, torch.device("cpu"))
         return (
             made,
-            parameters | made.added_parameters(parameters, torch.Generator().manual_seed(2)),
+            parameters | made.prepare(parameters, torch.Generator().manual_seed(2)),
             population,
         )
 

@@ -115,7 +115,6 @@ class Split(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
 
     def __init__(self, config: Config, seed: int) -> None:
         self.config = config

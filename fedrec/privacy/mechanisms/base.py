@@ -42,7 +42,6 @@ class Mechanism(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
     order: ClassVar[int] = 2
     """Norm in which updates are clipped: 1 or 2."""
     placements: ClassVar[tuple[Placement, ...]] = ("central",)
