@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedrec.privacy.clipping import Clip
+from fedrec.privacy.mechanisms.base import has_memory
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, scaled
@@ -100,13 +101,13 @@ class DpFedAvg:
     def keeps_noise(self) -> bool:
         """True if a resumed run needs `memory`: the noise of a round depends on that of earlier
         ones, and cannot be drawn again."""
-        return self.plan.mechanism.memory_arrays > 0 and self.plan.config.mode == "secure"
+        return self.plan.config.mode == "secure" and has_memory(self.plan.mechanism)
 
     def _draw_again(self, round_number: int, sizes: Mapping[str, int]) -> None:
         """Draw the noise of the phase's earlier rounds from the seed, if a resumed run lacks what a
         round depends on."""
         mechanism = self.plan.mechanism
-        if self.memory or not mechanism.memory_arrays or self.plan.config.mode == "secure":
+        if self.memory or not has_memory(mechanism) or self.plan.config.mode == "secure":
             return
         for earlier in range(self.first, round_number):
             for name, size in sizes.items():

@@ -16,6 +16,7 @@ from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.rdp import amplified
 from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Scheduled
 from fedrec.privacy.config import Budget, PrivacyConfig
+from fedrec.privacy.mechanisms.base import has_memory
 from fedrec.privacy.plan import Plan, default_delta
 
 # Caveats of an epsilon: its assumptions and limits, selected by the plan.
@@ -69,16 +70,15 @@ def caveats(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
         )
     yield _TRUST[config.placement].format(dropouts=config.max_dropouts, rounds=plan.rounds)
     yield from _about_cohorts(plan)
-    arrays = plan.mechanism.memory_arrays
-    if arrays:
+    if has_memory(plan.mechanism):
         stored = (
             "in private/ of the run folder until the run is finished"
             if config.mode == "secure"
             else "which a resumed run draws again from the seed"
         )
         yield (
-            f"Noise is correlated between rounds: the server keeps at most {arrays} arrays of the"
-            f" size of the trained parameters, in float64, {stored}. Anyone who reads them can"
+            "Noise is correlated between rounds: the server keeps that of earlier rounds, arrays of"
+            f" the size of the trained parameters in float64, {stored}. Anyone who reads them can"
             " remove noise."
         )
     if config.mode == "reproducible":

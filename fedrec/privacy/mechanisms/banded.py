@@ -92,7 +92,6 @@ class Banded(Mechanism):
     def __init__(self, config: BandedConfig, name: str) -> None:
         super().__init__(config, name)
         self.column = square_root(config.bands)
-        self.memory_arrays = config.bands - 1
 
     @property
     def std(self) -> float:
@@ -136,7 +135,7 @@ class Banded(Mechanism):
         """Draw a row of C^-1 z, `float64 [size]`; `memory` has the last b - 1 rows, in a ring
         buffer, and the number of rows so far."""
         drawn = source.gaussian(size, name, *address)
-        cached = self.memory_arrays
+        cached = self.config.bands - 1
         if not cached:
             return drawn
         counter = f"{name} rows"

@@ -18,7 +18,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Adjacency, Sampling
-from fedrec.rng import NoiseSource
+from fedrec.rng import NoiseSource, Reproducible
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -48,8 +48,6 @@ class Mechanism(ABC):
     """Allowed placements of the noise. `distributed`: n shares of 1 / sqrt(n) of the scale add up
     to the whole; `local`: each client adds all of its noise. Clients have no memory, and their
     noise is not longer than `longest_noise`."""
-    memory_arrays: int = 0
-    """Largest number of arrays of a parameter's size in `memory`, whatever the number of rounds."""
 
     def __init__(self, config: Config, name: str) -> None:
         self.config = config
@@ -64,7 +62,8 @@ class Mechanism(ABC):
         Args:
             name: of the parameter.
             size: number of its values.
-            memory: arrays of earlier rounds; set new arrays, and change none in place.
+            memory: arrays of earlier rounds, from the first on if the noise of a round depends on
+                them; set new arrays, and change none in place.
             source: of all random numbers.
             address: the round, and the client if clients add the noise.
         """
@@ -136,6 +135,16 @@ class Mechanism(ABC):
                 exact = exact + scale * drawn.reshape(exact.shape)
             noisy[name] = np.asarray(exact, dtype=np.float32)
         return noisy
+
+
+@lru_cache(maxsize=64)
+def has_memory(mechanism: Mechanism) -> bool:
+    """True if the noise of a round depends on that of earlier rounds, which `draw` then remembers:
+    found by two rounds of a single number."""
+    memory: Memory = {}
+    for number in (1, 2):
+        mechanism.draw("", 1, memory, Reproducible(0), number)
+    return bool(memory)
 
 
 _TAIL = 72.0
