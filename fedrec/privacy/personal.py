@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 #   algorithm 3 does not depend on the number of rounds, and its theorem 4 quotes a bound for
 #   subsampled training that this sigma does not meet. Here all releases count.
 # - No amplification by sampling is claimed: the noise differs between users, so that the variance
-# of   a sum reveals who was drawn. - Its neighbours differ in one sample of a user. Every example's
-# gradient depends on all of the   user's samples through the encoder, so that a mean over J
-# examples moves by up to 2S, not S / J;   here neighbours differ in all data of a user.
+#   of a sum reveals who was drawn.
+# - Its neighbours differ in one sample of a user. Every example's gradient depends on all of the
+#   user's samples through the encoder, so that a mean over J examples moves by up to 2S, not S / J;
+#   here neighbours differ in all data of a user.
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import DataSettings
 from fedrec.privacy.accounting.accountant import RandomTrials
-from fedrec.privacy.accounting.backends import Autodp
+from fedrec.privacy.accounting.backends import rdp_total
 from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
@@ -118,13 +118,12 @@ def cost_of(
     population = Population.of(settings[0])
     trained = population.partition.training_clients
     validated = population.interactions.users[population.partition.validation_rows]
-    backend = Autodp()
     curves = []
     deltas = []
     for setting in settings:
         _check_private(setting, aim, covered=bool(np.isin(validated, trained).any()))
         plans = PhasePlans.before_a_run(setting, trained)
-        curves.append(backend.total(dict(plans.planned().releases)))
+        curves.append(rdp_total(dict(plans.planned().releases)))
         deltas.append(plans.delta)
     curve = np.max(curves, axis=0)
     delta = max(deltas)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that accountants count, one per release independently of the cohort size, and the
-interface of the backends that bound their epsilon.
+"""Events that accountants count, one per release independently of the cohort size.
 
 Where this differs from the paper: tables 4 and 5 of PrivRec count every client of a round as a
 release of its own (found by reproducing all 36 cells). The server adds noise once to the sum, so a
@@ -14,10 +13,9 @@ others are recorded as covered.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter
 
@@ -199,22 +197,3 @@ BackendName = Literal["autodp", "pld"]
 """Backends that give valid upper bounds, the second tighter."""
 DEFAULT_BACKEND: BackendName = "pld"
 """Default backend of experiments, baselines, the command line and Python callers."""
-
-
-class Backend(ABC):
-    """Computes epsilon for counted releases under one adjacency."""
-
-    method: ClassVar[str]
-    """Description of the method for reports."""
-
-    @abstractmethod
-    def epsilon(self, releases: Mapping[Release, int], delta: float) -> float:
-        """Smallest epsilon >= 0 that the method proves for all releases together; infinite: none.
-
-        Args:
-            releases: number of times of each; all of one adjacency.
-            delta: in [0, 1).
-
-        Raises:
-            ExperimentError: the method has no bound for one of the releases.
-        """
