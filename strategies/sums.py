@@ -20,8 +20,7 @@ from fedrec.components import registry
 from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.models.content import LEFT, MAP, RIGHT
-from fedrec.models.linear import LEARNED, PRODUCTS, PUBLIC, WEIGHTS
+from fedrec.models.linear import LEARNED, LEFT, MAP, PRODUCTS, PUBLIC, RIGHT, WEIGHTS
 from fedrec.sums.content import MapConfig, mapped
 from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
 from fedrec.sums.products import (

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -239,28 +238,3 @@ def grown_biases(biases: Tensor, items: int) -> Tensor:
     """Biases `[items, 1]` of a catalogue that has new items behind those of `biases`, which get the
     median."""
     return torch.cat([biases, biases.median().expand(items - len(biases), 1)])
-
-
-class ProductsConfig(Config):
-    """Settings of products of items: the number of items."""
-
-    items: int = Field(default=4000, ge=1, le=20_000)
-    """Number m of most popular items in products; at most the catalogue. A device sends at most
-    half of m x m numbers of 4 bytes, and receives all if it recommends by weights: 4,000 items take
-    64 MB. Memory grows with its square."""
-
-
-class ProductsModel(HistoryModel):
-    """A recommender computed only from products of the items in users' histories.
-
-    Attributes:
-        size: m, the number of items that products are about.
-    """
-
-    Config = ProductsConfig
-    tasks = ("ranking",)
-    config: ProductsConfig
-
-    def __init__(self, config: ProductsConfig, schema: Schema) -> None:
-        super().__init__(config, schema)
-        self.size = min(config.items, schema.num_items)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear models: item-to-item weights, transitions, and a taste that each device fits."""
+"""Linear models: item-to-item weights, transitions, a taste that each device fits, and factors of
+items from their content."""
 
 from __future__ import annotations
 
@@ -10,18 +11,55 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.config import Width
+from fedrec.config import Config, Width
 from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import LowRatedConfig, RecencyConfig
-from fedrec.models.base import (
-    HistoryForm,
-    Parameters,
-    ProductsConfig,
-    ProductsModel,
-    grown_biases,
-)
+from fedrec.data.interactions import LowRatedConfig, RecencyConfig, Schema
+from fedrec.models.base import HistoryForm, HistoryModel, Parameters, grown_biases
+from fedrec.sums.content import content_columns, content_names
 from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.sums.products import BIAS, chosen_items
+
+# Models that are computed only from products of the items in users' histories.
+
+PRODUCTS = "item.products"
+WEIGHTS = "item.weights"
+
+
+def products_of(parameters: Collection[str]) -> str:
+    """Name of the parameter `[m, m]` as whose change clients send the products of m chosen items of
+    their histories (step `gram`): `item.products`, or the weights of a model without it."""
+    return PRODUCTS if PRODUCTS in parameters else WEIGHTS
+
+
+class ProductsConfig(Config):
+    """Settings of products of items: the number of items."""
+
+    items: int = Field(default=4000, ge=1, le=20_000)
+    """Number m of most popular items in products; at most the catalogue. A device sends at most
+    half of m x m numbers of 4 bytes, and receives all if it recommends by weights: 4,000 items take
+    64 MB. Memory grows with its square."""
+
+
+class ProductsModel(HistoryModel):
+    """A recommender computed only from products of the items in users' histories.
+
+    Attributes:
+        size: m, the number of items that products are about.
+    """
+
+    Config = ProductsConfig
+    tasks = ("ranking",)
+    config: ProductsConfig
+
+    def __init__(self, config: ProductsConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        self.size = min(config.items, schema.num_items)
+
+    @property
+    def form(self) -> HistoryForm:
+        """Form of the histories: liked items, and others that were rated if they count."""
+        return HistoryForm(low_rated=getattr(self.config, "low_rated", 0.0))
+
 
 # A log-linear model of users' likes; each device fits a user's taste to its own rows.
 #
@@ -43,7 +81,6 @@ from fedrec.sums.products import BIAS, chosen_items
 
 PUBLIC = "item.public"
 LEARNED = "item.learned"
-PRODUCTS = "item.products"
 
 
 class FoldInConfig(PublicPriorConfig, ProductsConfig):
@@ -66,10 +103,6 @@ class FoldIn(ProductsModel):
     Config = FoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008), features as a Gaussian prior"
     config: FoldInConfig
-
-    @property
-    def form(self) -> HistoryForm:
-        return HistoryForm(low_rated=self.config.low_rated)
 
     @classmethod
     def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
@@ -140,14 +173,6 @@ def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
 #
 # With step and strategy `gram` the weights are found in one round.
 
-WEIGHTS = "item.weights"
-
-
-def products_of(parameters: Collection[str]) -> str:
-    """Name of the parameter `[m, m]` as whose change clients send the products of m chosen items of
-    their histories (step `gram`): `item.products`, or the weights of a model without it."""
-    return PRODUCTS if PRODUCTS in parameters else WEIGHTS
-
 
 class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
     """Settings of the linear item-to-item model; its `items` are those with weights."""
@@ -160,10 +185,6 @@ class ItemWeights(ProductsModel):
     Config = ItemWeightsConfig
     paper = "SLIM (Ning and Karypis 2011), EASE (Steck 2019)"
     config: ItemWeightsConfig
-
-    @property
-    def form(self) -> HistoryForm:
-        return HistoryForm(low_rated=self.config.low_rated)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise zero biases and weights, without randomness."""
@@ -226,3 +247,78 @@ class TransitionsModel(ItemWeights):
     def form(self) -> HistoryForm:
         """Form of the histories: last positive items, weighted by distance from the end."""
         return HistoryForm(recency=self.config)
+
+
+# A linear model whose items need no interactions: factors of old ones from users, of new ones from
+# their content.
+#
+# Scores of a user are its vector's products with the items' factors (`fedrec.sums.content`).
+#
+#     item.bias      popularities, by which users without a known item are ranked for
+#     item.public    columns of vectors and categories, which stay as they are
+#     item.left      what an item adds to its user's vector
+#     item.right     factors of items
+#     content.map    from columns to factors, for items that come later
+#     item.products  what users' products are sent as a change of; zero on the server
+#
+# Strategy `content-map` computes left, right and the map from the sum of the users' products.
+
+LEFT = "item.left"
+RIGHT = "item.right"
+MAP = "content.map"
+
+
+class ContentMapModelConfig(ProductsConfig, LowRatedConfig):
+    """Settings of the factors and of users' histories."""
+
+    factors: Width = 64
+    """Largest number of factors; as many as items with EASE's weights."""
+
+
+class ContentMapModel(ProductsModel):
+    """Factors of items, from users or from content."""
+
+    name = "content-map"
+    Config = ContentMapModelConfig
+    paper = "attribute-to-feature mappings (Gantner et al. 2010) of PureSVD (Cremonesi et al. 2010)"
+    config: ContentMapModelConfig
+
+    @classmethod
+    def features_used(cls, config: ContentMapModelConfig, known: FeatureNames) -> FeatureNames:
+        """Vectors and categories of items."""
+        return content_names(known)
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """The public columns, and zeros; nothing is drawn."""
+        items = self.schema.num_items
+        width = min(self.config.factors, self.size)
+        public = content_columns(self.schema.item_features)
+        return {
+            BIAS: torch.zeros(items, 1),
+            PUBLIC: public,
+            LEFT: torch.zeros(items, width),
+            RIGHT: torch.zeros(items, width),
+            MAP: torch.zeros(public.shape[1], width),
+            PRODUCTS: torch.zeros(self.size, self.size),
+        }
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Scores of the whole catalogue, `[C, B, items]`; the biases for users without a known item
+        that has factors."""
+        tastes = histories.to(parameters[LEFT].dtype) @ parameters[LEFT]
+        scores = tastes @ parameters[RIGHT].transpose(1, 2)
+        known = tastes.abs().amax(2, keepdim=True) > 0
+        return torch.where(known, scores, parameters[BIAS].transpose(1, 2))
+
+    def grown(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Model.grown`: factors of the new items by the map of the run."""
+        public = content_columns(self.schema.item_features)
+        more = len(public) - len(parameters[PUBLIC])
+        right = public[len(parameters[PUBLIC]) :] @ parameters[MAP]
+        return {
+            **parameters,
+            BIAS: grown_biases(parameters[BIAS], len(public)),
+            PUBLIC: public,
+            LEFT: F.pad(parameters[LEFT], (0, 0, 0, more)),
+            RIGHT: torch.cat([parameters[RIGHT], right]),
+        }

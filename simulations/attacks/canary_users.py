@@ -32,7 +32,8 @@ from fedrec.data.splits.rules import Partition, Split, partition_by, split_of
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of, component_settings
-from fedrec.models.base import HistoryModel, Model, Parameters, ProductsModel, Users
+from fedrec.models.base import HistoryModel, Model, Parameters, Users
+from fedrec.models.linear import ProductsModel
 from fedrec.nn.layers import KernelModel
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.training.block import Block

@@ -27,7 +27,7 @@ from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.lists import HeldOutLists, ranking_metrics
 from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, Metrics
 from fedrec.experiment.loading import load
-from fedrec.models.content import LEFT, MAP, RIGHT
+from fedrec.models.linear import LEFT, MAP, RIGHT
 from fedrec.runs.result import Result
 from simulations import runner
 from simulations.own_table import OwnTable
