@@ -44,7 +44,7 @@ def clip_error(
             None: once.
         coordinates: l; None: m.
     """
-    norms = gradient_norms(gradients, counts)
+    norms = _gradient_norms(gradients, counts)
     lengths = torch.ones_like(gradients[0]) if counts is None else counts[1]
     clipped = gradients * (bound / norms.clamp(min=1e-30)).clamp(max=1)[:, None]
     spread = ((clipped.mean(0) - clipped).abs() * lengths).sum(1)
@@ -55,7 +55,7 @@ def clip_error(
     return noise + float((spread + lost).mean())
 
 
-def gradient_norms(gradients: Tensor, counts: Tensor | None = None) -> Tensor:
+def _gradient_norms(gradients: Tensor, counts: Tensor | None = None) -> Tensor:
     """L2 norm of each gradient, `[J]`; see `clip_error`."""
     return (
         gradients.norm(dim=1) if counts is None else (gradients.square() * counts[0]).sum(1).sqrt()
@@ -84,7 +84,7 @@ def optimal_clip(
     coordinates: int | None = None,
 ) -> float:
     """Clip norm by algorithm 2 for gradients `[n, l]`; arguments as in `clip_error`."""
-    norms = sorted(gradient_norms(gradients, counts).tolist(), reverse=True)
+    norms = sorted(_gradient_norms(gradients, counts).tolist(), reverse=True)
 
     def error(index: int) -> float:
         return clip_error(norms[index], gradients, noise_multiplier, counts, coordinates)

@@ -96,7 +96,7 @@ def least_client_noise(
     return factor * math.sqrt(releases) * unit
 
 
-def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> None:
+def _check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> None:
     """Check that the clients' shares of distributed noise add up to enough.
 
     Raises:
@@ -234,7 +234,7 @@ class Plan:
             sampling = Full()  # the server sees who takes part and each single upload
         samplings.check_proven(sampling, config.adjacency)
         mechanism.dp_event(1.0, 1, sampling)  # refuses cohorts for which its cost is not known
-        check_shares(config, sampler, denominator)
+        _check_shares(config, sampler, denominator)
         honest = max(1, clients - malicious)
         delta = default_delta(honest) if config.delta is None else config.delta
         clip = config.clip(contributions)

@@ -138,7 +138,7 @@ class StrategyContract(RunContract):
         """Strategy with a clip norm and without noise, and a list to which its aggregates are
         appended."""
         aggregates: list[Aggregate] = []
-        strategy: CohortStrategy = self.cls(self.config(), Everyone(), {"name": "sgd"})
+        strategy: CohortStrategy = self.cls(self.config(), _Everyone(), {"name": "sgd"})
         plan = Plan.of(
             PrivacyConfig(clip_norm=CLIP_NORM, noise_multiplier=0.0),
             "fixed-size",
@@ -152,7 +152,7 @@ class StrategyContract(RunContract):
         return strategy, aggregates
 
 
-class Everyone:
+class _Everyone:
     """Cohorts of all clients, each on its own node."""
 
     section = Section(name="fixed-size")
@@ -171,7 +171,7 @@ class Everyone:
         """All clients, `int64 [clients]`."""
         return self.clients
 
-    def among(self, clients: np.ndarray, sampler: Section | None = None) -> Everyone:
+    def among(self, clients: np.ndarray, sampler: Section | None = None) -> _Everyone:
         """These cohorts, for any clients `int64 [n]`."""
         return self
 
