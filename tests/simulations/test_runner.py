@@ -58,6 +58,9 @@ STAGES = (
             "strategy.stage-one.step.rates",
         ),
         ([STAGES, "strategy.main={name='gram'}"], "no products of items"),
+        (["step={name='gram'}"], "'PrivRec' has no products of items"),
+        (["step={name='counts'}"], "no table 'item.bias'"),
+        (["step={name='rating-sums'}"], "no item means"),
         (
             [
                 "model={name='gpfedrec', embedding=4}",
