@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # - `kernel`: native code takes all steps of a client in one call, for models that declare a kernel.
 # - `blocks`: many clients at once, by autograd over a leading cohort dimension.
 # - `reference`: blocks with whole item tables, of one client if it is requested. The other paths
-# are   tested against it.
+#   are tested against it.
 
 PathName = Literal["kernel", "blocks", "reference"]
 

@@ -460,9 +460,9 @@ class FedgnnStrategy(PerClientStrategy):
 # - Its public code takes cosine *distances* for similarities, so that a user's neighbours are those
 #   least like it. Here they are the most similar ones, each user itself among them.
 # - There everybody is in every round, and the graph is that of the round. Here it is of all who
-# were   in some round, by what they sent last; who was in none is guided by E. - The weights of the
-# paper's regulariser are in the step (`pull`). The paper adds Laplace noise to   uploads as an
-# option and states no epsilon of the whole run; it is left out.
+#   were in some round, by what they sent last; who was in none is guided by E.
+# - The weights of the paper's regulariser are in the step (`pull`). The paper adds Laplace noise to
+#   uploads as an option and states no epsilon of the whole run; it is left out.
 
 GUIDE = "item.guide"
 
