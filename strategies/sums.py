@@ -22,8 +22,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.content import LEFT, MAP, RIGHT
 from fedrec.models.linear import LEARNED, PRODUCTS, PUBLIC, WEIGHTS
-from fedrec.sums.content import MapConfig, mapped
-from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
+from fedrec.sums.fold_in import LearnedConfig, MapConfig, mapped, placed_embeddings
 from fedrec.sums.products import (
     BIAS,
     Solution,
@@ -489,7 +488,7 @@ class FoldInStrategy(ProductsStrategy):
 # Two rounds, in which every client uploads once each: its counts, which choose the items of the
 # second round, and its products of those items (step `gram`): the sum that strategies `gram` and
 # `fold-in` release, so that the guarantee is theirs. Factors and map are post-processing of it and
-# of public columns (`fedrec.sums.content`). Under noise eigenvalues below the noise edge are left
+# of public columns (`fedrec.sums.fold_in`). Under noise eigenvalues below the noise edge are left
 # out, and items that were not chosen have factors by their content, as new ones do.
 #
 # With every client in both rounds, all items chosen and no noise this is the centralised baseline

@@ -19,7 +19,7 @@ from fedrec.config import Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.rng import stream, torch_stream
-from fedrec.sums.content import MapConfig, content_columns, content_names, mapped, similarities
+from fedrec.sums.fold_in import MapConfig, content_columns, content_names, mapped, similarities
 from fedrec.sums.products import item_weights
 
 # Implicit alternating least squares (Hu, Koren and Volinsky 2008; Rendle et al. 2021).
@@ -346,7 +346,7 @@ class ContentKnn(Baseline):
 
 
 # A linear model of the items that users have used, with a map from content to its factors for the
-# others (`fedrec.sums.content`): PureSVD, or EASE. Old items are ranked among themselves exactly as
+# others (`fedrec.sums.fold_in`): PureSVD, or EASE. Old items are ranked among themselves exactly as
 # by these.
 
 

@@ -21,10 +21,10 @@ from fedrec.models.base import (
     grown_biases,
 )
 from fedrec.models.linear import PRODUCTS, PUBLIC
-from fedrec.sums.content import content_columns, content_names
+from fedrec.sums.fold_in import content_columns, content_names
 from fedrec.sums.products import BIAS
 
-# Scores of a user are its vector's products with the items' factors (`fedrec.sums.content`).
+# Scores of a user are its vector's products with the items' factors (`fedrec.sums.fold_in`).
 #
 #     item.bias      popularities, by which users without a known item are ranked for
 #     item.public    columns of vectors and categories, which stay as they are
