@@ -22,7 +22,7 @@ from fedrec.baselines.linear import (
 from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS
-from fedrec.data.splits.new_items import NewItems, NewItemsConfig
+from fedrec.data.splits.folds import NewItems, NewItemsConfig
 from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.lists import HeldOutLists, ranking_metrics
 from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, Metrics

@@ -16,7 +16,7 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.time_order import row_numbers, sorted_rows, time_positions, times_of, user_shares
+from fedrec.data.time_order import hashed_shares, row_numbers, sorted_rows, time_positions, times_of
 from fedrec.errors import DataError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Adjacency
@@ -386,7 +386,7 @@ class UserHoldout(Split):
         default = type(config).model_fields["test_users"].default
         if config.stream == "client":
             most: float = 1.0
-            key = user_shares(interactions, seed, "split", USERS)[present]
+            key = hashed_shares(interactions.user_ids, seed, "split", USERS)[present]
             tests = config.test_users
             validations = config.validation_users
         else:

@@ -22,7 +22,7 @@ from fedrec.data.perturbation import TrainingData
 from fedrec.data.readers import synthetic
 from fedrec.data.readers.synthetic import Synthetic, Truth
 from fedrec.data.splits.rules import ROWS
-from fedrec.data.time_order import row_numbers, user_shares
+from fedrec.data.time_order import hashed_shares, row_numbers
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import DataSettings
@@ -288,7 +288,7 @@ def test_numbers_of_rows_and_users_are_uniform_and_of_each_user_alone():
     table = interactions(np.repeat(np.arange(50), 200))
     numbers = row_numbers(table, 1, "split", ROWS) / 2**32
     assert len(np.unique(numbers)) == len(numbers)
-    for drawn in (numbers, user_shares(interactions(np.arange(9000)), 1, "split")):
+    for drawn in (numbers, hashed_shares(interactions(np.arange(9000)).user_ids, 1, "split")):
         observed = np.bincount((drawn * 20).astype(int), minlength=20)
         expected = len(drawn) / 20
         assert np.square(observed - expected).sum() / expected < 43.8  # .999 quantile, 19 degrees
