@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,25 +213,24 @@ def _vectors(path: Path, known: Vectors, values: np.ndarray | None) -> Vectors:
 
 def _feature(known: Feature, frame: pd.DataFrame, *, words: bool) -> Feature:
     """A feature of the run's items and of the new ones behind them."""
-    texts: Sequence[str] = frame[known.name].tolist() if known.name in frame else [""] * len(frame)
-    number = {name: code for code, name in enumerate(known.categories)}
-    codes: list[list[int]] = []
+    categories = set(known.categories)
+    texts: list[str] = frame[known.name].tolist() if known.name in frame else [""] * len(frame)
+    labels: list[list[str]] = []
     unknown = set[str]()
     for text in texts:
-        labels, others = known_labels(text, number) if text and not words else ([], [])
         if words:
-            labels = [word for word in Feature.words("", [text]).categories if word in number]
-        unknown.update(others)
-        codes.append([number[label] for label in dict.fromkeys(labels)])
+            labels.append([w for w in Feature.words("", [text]).categories if w in categories])
+        else:
+            among, others = known_labels(text, categories) if text else ([], [])
+            labels.append(list(dict.fromkeys(among)))
+            unknown.update(others)
     if unknown:
         _LOG.warning("%s: the run has no %s; left out", known.name, ", ".join(sorted(unknown)[:5]))
-    ends = known.offsets[-1] + np.cumsum([len(row) for row in codes], dtype=np.int64)
-    flat = np.array([code for row in codes for code in row], dtype=np.int64)
-    return Feature(
-        known.name,
-        known.categories,
-        np.concatenate([known.offsets, ends]),
-        np.concatenate([known.codes, flat]),
+    new = Feature.coded(known.name, known.categories, labels)
+    return replace(
+        known,
+        offsets=np.concatenate([known.offsets, known.offsets[-1] + new.offsets[1:]]),
+        codes=np.concatenate([known.codes, new.codes]),
     )
 
 

@@ -165,8 +165,7 @@ def _user_features(
         texts = [""] * users
         if name in column:
             texts = column[name].fillna("").astype(str).to_numpy()[first].tolist()
-        code_of = {category: code for code, category in enumerate(categories)}
-        parsed = [known_labels(text, code_of) for text in texts]
+        parsed = [known_labels(text, categories) for text in texts]
         unknown = [label for _, others in parsed for label in others]
         if unknown:
             log.warning(
@@ -176,10 +175,7 @@ def _user_features(
                 name,
                 unknown[0],
             )
-        coded = [[code_of[label] for label in labels_] for labels_, _ in parsed]
-        offsets = np.concatenate([[0], np.cumsum([len(row) for row in coded])]).astype(np.int64)
-        flat = np.array([code for row in coded for code in row], dtype=np.int64)
-        features.append(Feature(name, categories, offsets, flat))
+        features.append(Feature.coded(name, categories, [labels for labels, _ in parsed]))
     return FeatureTable(users, tuple(features))
 
 

@@ -74,19 +74,26 @@ class Feature:
             raise DataError(f"feature {self.name!r} has a code outside its categories", fix=fix)
 
     @classmethod
+    def coded(
+        cls, name: str, categories: Collection[str], labels: Collection[Collection[str]]
+    ) -> Feature:
+        """Create a feature with any number of the given categories as the labels of each row."""
+        number = {label: code for code, label in enumerate(categories)}
+        codes = np.array([number[label] for row in labels for label in row], dtype=np.int64)
+        ends = np.cumsum([len(row) for row in labels], dtype=np.int64)
+        return cls(name, tuple(categories), np.concatenate([[0], ends]), codes)
+
+    @classmethod
     def single(cls, name: str, labels: Iterable[object]) -> Feature:
         """Create a feature with one label per row; categories are the sorted distinct labels."""
         return cls.multiple(name, [[label] for label in labels])
 
     @classmethod
-    def multiple(cls, name: str, labels: Sequence[Sequence[object]]) -> Feature:
+    def multiple(cls, name: str, labels: Iterable[Iterable[object]]) -> Feature:
         """Create a feature with any number of labels per row; categories are the sorted distinct
         labels."""
-        counts = np.fromiter((len(row) for row in labels), np.int64, count=len(labels))
-        flat = np.array([str(label) for row in labels for label in row], dtype=np.str_)
-        categories, codes = np.unique(flat, return_inverse=True)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return cls(name, tuple(categories.tolist()), offsets, codes.astype(np.int64))
+        texts = [list(map(str, row)) for row in labels]
+        return cls.coded(name, sorted({label for row in texts for label in row}), texts)
 
     @classmethod
     def words(cls, name: str, texts: Iterable[str]) -> Feature:
