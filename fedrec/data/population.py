@@ -18,10 +18,11 @@ from fedrec.data.interactions import Interactions, Schema, time_weighted
 from fedrec.data.malicious_users import Known, with_malicious
 from fedrec.data.perturbation import Perturbed, apply_perturbation, perturbation_of
 from fedrec.data.reader import Reader, data_directory
-from fedrec.data.splits.rules import Partition, partition_by, split_of
+from fedrec.data.splits.rules import Partition, partition_by
 from fedrec.data.time_order import GroupedRows, LabelledRows, UserRows
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import component_of
 from fedrec.experiment.tables import DataSettings
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
@@ -443,7 +444,9 @@ def check_independent_clients(settings: DataSettings, adjacency: Adjacency, what
     Raises:
         ExperimentError: the guarantee would not hold.
     """
-    reason = split_of(settings.split, settings.seed_of_split).depends_on(adjacency)
+    reason = component_of(registry.SPLIT, settings.split, settings.seed_of_split).depends_on(
+        adjacency
+    )
     if reason:
         raise ExperimentError(
             f"the guarantee of {what} does not hold with split {settings.split.name!r}: rows of one"

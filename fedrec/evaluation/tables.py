@@ -18,7 +18,7 @@ from fedrec.components.registry import METRIC, available_names, resolve
 from fedrec.config import did_you_mean
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.base import ListMetric, Metric, RatedBlock, RatingMetric, UserMetric
 from fedrec.metrics.ranks import RankedBlock
@@ -189,17 +189,15 @@ def _groups(task: str, settings: EvaluationConfig) -> Sequence[Sequence[str]]:
 
 
 def _made(section: Section, task: str) -> Any:
-    metric_class: type[Metric] = resolve(METRIC, section.name)  # type: ignore[assignment]
-    settings = component_settings(METRIC, section, at=f"evaluation.metrics.{section.name}")
-    if metric_class.task != task:
+    metric = component_of(METRIC, section, at=f"evaluation.metrics.{section.name}")
+    if metric.task != task:
         raise ExperimentError(
             f"metric {section.name!r} does not support this task",
-            expected=f"task = {metric_class.task!r}",
+            expected=f"task = {metric.task!r}",
             got=f"task = {task!r}",
             fix="leave it out of evaluation.metrics",
         )
-    with component_errors(METRIC.name, metric_class, "when it was made"):
-        return metric_class(settings)
+    return metric
 
 
 def _classes(sections: Iterable[Section]) -> Iterable[type[Metric]]:

@@ -28,7 +28,7 @@ from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions, Schema, more_ids
 from fedrec.data.population import Population
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.splits.rules import Partition, Split, partition_by, split_of
+from fedrec.data.splits.rules import Partition, Split, partition_by
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of, component_settings
@@ -287,7 +287,9 @@ class CanaryClients(Split):
 
     def depends_on(self, adjacency: Adjacency) -> str:
         """Return the dependence of the other split."""
-        return split_of(Section.model_validate(self.config.base), self.seed).depends_on(adjacency)
+        return component_of(
+            registry.SPLIT, Section.model_validate(self.config.base), self.seed
+        ).depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the other split.

@@ -13,12 +13,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.components.errors import component_errors, refuse_wrong
-from fedrec.components.registry import SPLIT, resolve
+from fedrec.components.registry import SPLIT
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.time_order import hashed_shares, row_numbers, sorted_rows, time_positions, times_of
 from fedrec.errors import DataError
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 from fedrec.runtime.ragged import are_distinct, within_groups
@@ -149,7 +149,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
         DataError: the interactions lack what the split needs.
         ComponentError: the split failed, or returned something else.
     """
-    split = split_of(section, seed)
+    split: Split = component_of(SPLIT, section, seed)
     users = interactions.users
     times = interactions.times
     pairs = interactions.pairs
@@ -177,18 +177,6 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
         validation_rows=first[of_first.validation_rows],
         test_rows=first[of_first.test_rows],
     )
-
-
-def split_of(section: Section, seed: int) -> Split:
-    """Create the split that a section names.
-
-    Raises:
-        ComponentError: its constructor failed.
-    """
-    split_class = resolve(SPLIT, section.name)
-    settings = component_settings(SPLIT, section)
-    with component_errors(SPLIT.name, split_class, "when it was made"):
-        return split_class(settings, seed)
 
 
 Order = Literal["random", "temporal"]
