@@ -63,7 +63,7 @@ class Known:
         return ranked[~np.isin(ranked, self.targets)][:count]
 
 
-def known_of(
+def _known_of(
     adversary: AdversaryConfig, seed: int, interactions: Interactions, partition: Partition
 ) -> Known:
     """Determine the knowledge of an adversary.
@@ -156,7 +156,7 @@ def with_malicious(
     """
     if settings.adversary is None:
         return interactions, partition, None
-    known = known_of(settings.adversary, settings.seed, interactions, partition)
+    known = _known_of(settings.adversary, settings.seed, interactions, partition)
     attack = component_of(registry.POISONING, settings.adversary.attack)
     with component_errors(registry.POISONING.name, attack, "in profile"):
         profiles = [

@@ -418,7 +418,7 @@ def _stamps(settings: DataSettings) -> tuple[FileStamp, ...]:
     """Stamps of the files that a dataset is read from; empty for generated data."""
     reader = reader_of(settings)
     with component_errors(registry.DATASET.name, reader, "while listing its files"):
-        stats = [(str(file), file.stat()) for file in reader.every_file()]
+        stats = [(str(file), file.stat()) for file in reader.files()]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
 
 

@@ -27,9 +27,9 @@ from fedrec.data.tables import (
 from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
-SEPARATORS = (",", "\t", ";", "|", "::", " ")
-DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
-_VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{DATE}).*)"
+_SEPARATORS = (",", "\t", ";", "|", "::", " ")
+_DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
+_VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{_DATE}).*)"
 
 
 def _layout(path: Path, config: TableConfig) -> TableLayout:
@@ -50,7 +50,7 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
         return width > 1 and layout.separator != " ", alike, width, -above
 
     given = config.model_fields_set
-    separators = (config.separator,) if "separator" in given else SEPARATORS
+    separators = (config.separator,) if "separator" in given else _SEPARATORS
     layout = max((TableLayout.own({}, separator=text) for text in separators), key=fit)
     header = config.header
     if "header" not in given:
@@ -112,7 +112,7 @@ def _dates(column: pd.Series, form: str | None) -> bool:
     if form is None and pd.api.types.is_datetime64_any_dtype(column):
         return True
     some = column.dropna().head(_FIRST_ROWS).astype(str)
-    if form is None and (some.empty or not some.str.match(DATE).all()):
+    if form is None and (some.empty or not some.str.match(_DATE).all()):
         return False
     return bool(dates_of(some, form).notna().all())
 
@@ -215,7 +215,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
 
 
-class RoleColumn(NamedTuple):
+class _RoleColumn(NamedTuple):
     """The column of a role.
 
     Attributes:
@@ -251,7 +251,7 @@ class Recognised:
     """
 
     config: TableConfig
-    roles: dict[str, RoleColumn]
+    roles: dict[str, _RoleColumn]
     ignored: tuple[str, ...]
     unfit: dict[str, str]
     scale: tuple[float, float] | None
@@ -447,7 +447,7 @@ def _assigned(
     possible: Sequence[str],
     telling: bool,
     form: str | None,
-) -> dict[str, RoleColumn]:
+) -> dict[str, _RoleColumn]:
     """Assign columns to roles: given ones, then by names, values and order.
 
     Args:
@@ -461,7 +461,7 @@ def _assigned(
     Raises:
         DataError: users or items are ambiguous, or no column has times of the given format.
     """
-    roles = {role: RoleColumn(name, "as given") for role, name in given.items()}
+    roles = {role: _RoleColumn(name, "as given") for role, name in given.items()}
     values = {name: typed(column) for name, column in frame.items()}
 
     def free() -> list[str]:
@@ -473,17 +473,17 @@ def _assigned(
 
     for role in () if telling else missing():
         if free():
-            roles[role] = RoleColumn(free()[0], "by its place")
+            roles[role] = _RoleColumn(free()[0], "by its place")
     for role in possible:
         named = [] if role in roles else _ROLES[role].surest_first(free())
         fitting = [name for name in named if _ROLES[role].fits(values[name], form)]
         if fitting:
-            roles[role] = RoleColumn(fitting[0], "by its name", tuple(fitting[1:]))
+            roles[role] = _RoleColumn(fitting[0], "by its name", tuple(fitting[1:]))
     looks = {"time": _look_like_times} | ({} if telling else {"rating": _look_like_ratings})
     for role in [role for role in looks if role in possible and role not in roles]:
         alike = [name for name in free() if looks[role](values[name], form)]
         if len(alike) == 1 and len(free()) > len(missing()):
-            roles[role] = RoleColumn(alike[0], f"its values look like {role}s")
+            roles[role] = _RoleColumn(alike[0], f"its values look like {role}s")
     ids = [n for n in free() if len(free()) <= 2 or _are_ids(frame[n], values[n])]
     if missing() and len(ids) != len(missing()):
         raise DataError(
@@ -493,7 +493,7 @@ def _assigned(
             fix="add " + " ".join(f"--{role} COLUMN" for role in missing()),
         )
     reason = "the only column of ids left" if len(ids) == 1 else "by its place"
-    roles |= {role: RoleColumn(name, reason) for role, name in zip(missing(), ids, strict=False)}
+    roles |= {role: _RoleColumn(name, reason) for role, name in zip(missing(), ids, strict=False)}
     if form is not None and "time" not in roles:
         raise DataError(
             f"{path} has no column of times in the format {form!r}",

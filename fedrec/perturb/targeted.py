@@ -292,7 +292,7 @@ def guarantee(
 
 
 @dataclass(frozen=True, eq=False)
-class PerturbedProfiles:
+class _PerturbedProfiles:
     """Perturbed training rows of all clients.
 
     Attributes:
@@ -306,7 +306,7 @@ class PerturbedProfiles:
     guarantees: dict[int, Guarantee]
 
 
-def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> PerturbedProfiles:
+def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> _PerturbedProfiles:
     """Perturb the training rows of all clients.
 
     Args:
@@ -343,7 +343,7 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
         sizes = {"own_items": len(visited), "rows": len(items), "protected": count}
         guarantees[client] = guarantee(config, **sizes, **rows.sizes)
     protected = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
-    return PerturbedProfiles(rows.table(), protected, guarantees)
+    return _PerturbedProfiles(rows.table(), protected, guarantees)
 
 
 def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
@@ -400,7 +400,7 @@ _EPSILONS = {
 """Titles of the epsilons in a report, and their names in a `Guarantee`."""
 
 
-def summary(real: Interactions, perturbed: PerturbedProfiles) -> dict[str, Any]:
+def summary(real: Interactions, perturbed: _PerturbedProfiles) -> dict[str, Any]:
     """Summarise a targeted perturbation for reports.
 
     Args:

@@ -468,7 +468,7 @@ class MapConfig(Config):
     """Lambda of the ridge regression from vectors and categories, of unit length each, > 0."""
 
 
-class Mapped(NamedTuple):
+class _Mapped(NamedTuple):
     """A linear model of the whole catalogue.
 
     Attributes:
@@ -516,7 +516,7 @@ def mapped(
     used: Tensor,
     columns: Tensor,
     regularisation: float,
-) -> Mapped:
+) -> _Mapped:
     """The model of the whole catalogue.
 
     Args:
@@ -536,7 +536,7 @@ def mapped(
     outputs[chosen[used]] = right[used]
     inputs = torch.zeros_like(outputs)
     inputs[chosen[used]] = left[used]
-    return Mapped(inputs, outputs, weights)
+    return _Mapped(inputs, outputs, weights)
 
 
 def similarities(columns: np.ndarray, power: float) -> np.ndarray:

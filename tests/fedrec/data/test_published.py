@@ -244,7 +244,7 @@ def test_a_table_names_them_as_features_of_their_own_kind(tmp_path):
     table = reader.described(reader.read()).item_features
     assert table.names == () and table.vectors[0].known.tolist() == [True, False, True]
     assert reader.stated_features() == FeatureNames(item_vectors=("cover",))
-    assert {file.name for file in reader.every_file()} == {"rows.csv", "cover.npy", "cover.txt"}
+    assert {file.name for file in reader.files()} == {"rows.csv", "cover.npy", "cover.txt"}
 
 
 def vectors(values=VALUES, known=(True, True, False)):
