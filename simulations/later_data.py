@@ -98,12 +98,11 @@ def with_history(experiment: Experiment, data: Interactions, history: Interactio
         newest = np.full(len(history), data.times.max(initial=0))
         columns["times"] = data.times, newest if history.times is None else history.times
     joined = {name: np.concatenate([old, new[known]]) for name, (old, new) in columns.items()}
-    from_row = np.append(np.arange(data.num_users), np.full(len(users) - data.num_users, -1))
     rows = replace(
         data,
         **joined,
         user_ids=ids_of(pd.Series(users), _HISTORY),
-        user_features=data.user_features.renumbered(from_row, data.num_users),
+        user_features=data.user_features.extended(np.full(len(users) - data.num_users, -1)),
         published_test=None,
     )
     none = np.empty(0, dtype=np.int64)

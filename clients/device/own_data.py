@@ -181,6 +181,6 @@ def _user_features(
 
 def _reordered(interactions: Interactions, order: np.ndarray) -> Interactions:
     """Interactions with the users reordered."""
-    features = interactions.user_features.renumbered(order, len(order))
+    features = interactions.user_features.renumbered(order)
     users = np.argsort(order)[interactions.users]
     return replace(interactions, users=users, user_features=features)

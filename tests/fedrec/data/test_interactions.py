@@ -31,15 +31,15 @@ from tests.fedrec.data.test_splits import interactions, make
 # Features of rows.
 
 
-def test_renumbered_rows_keep_the_categories_of_the_known_rows():
+def test_renumbered_rows_keep_their_categories():
     feature = Feature.multiple("genres", [["b"], ["z", "c"], [], ["a", "b"]])
-    other = feature.renumbered(np.array([3, 0, 1, -1]), 2)
-    assert other.categories == ("a", "b")  # "c" and "z" occur in rows behind the known ones alone
+    other = feature.renumbered(np.array([3, 0, 1, -1]))
+    assert other.categories == feature.categories
     words = [
         [other.categories[code] for code in other.codes[start:end]]
         for start, end in zip(other.offsets, other.offsets[1:], strict=False)
     ]
-    assert words == [["a", "b"], ["b"], [], []]
+    assert words == [["a", "b"], ["b"], ["z", "c"], []]
 
 
 def test_texts_stay_apart_and_follow_their_rows():
@@ -49,7 +49,7 @@ def test_texts_stay_apart_and_follow_their_rows():
     assert FeatureNames.of(FeatureTable(9), table) == FeatureNames(
         items=("kind",), item_texts=("title",)
     )
-    moved = table.renumbered(np.array([1, -1, 0]), known=3)["title"]
+    moved = table.renumbered(np.array([1, -1, 0]))["title"]
     words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
     assert words == [{"red", "hat"}, set(), {"red", "shoes"}]
     with pytest.raises(DataError, match="duplicate feature"):
