@@ -312,16 +312,12 @@ class SessionObjective:
 
     Args:
         task: the self-supervised task (equation 10 of PrivRec).
-        recommending: the loss on the examples; None: there are no examples.
-        weight: weight of that loss (lambda_DSSM, equation 11).
+        recommending: the loss on the examples (equation 11, with weight 1); None: there are none.
     """
 
-    def __init__(
-        self, task: SessionTask, recommending: Recommending | None = None, weight: float = 1.0
-    ) -> None:
+    def __init__(self, task: SessionTask, recommending: Recommending | None = None) -> None:
         self.task = task
         self.recommending = recommending
-        self.weight = weight
 
     @property
     def capturable(self) -> bool:
@@ -340,9 +336,7 @@ class SessionObjective:
             return loss
         tables = {name: parameters[name] for name in self.recommending.model.item_tables}
         examples = {name: rows[:, : block.items.shape[2]] for name, rows in tables.items()}
-        return loss + self.weight * self.recommending(
-            {**parameters, **examples}, block, step, active
-        )
+        return loss + self.recommending({**parameters, **examples}, block, step, active)
 
 
 def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:

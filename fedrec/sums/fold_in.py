@@ -36,6 +36,7 @@ _LOG = logging.getLogger("fedrec")
 # covariance C is the same for all users; in the eigenbasis of C it is diagonal. Step lengths are
 # those of Barzilai and Borwein (1988), and a step that lowers the objective is undone and halved.
 
+_ITERATIONS = 100  # largest number of steps
 _STEPS = (0.1, 3.0)  # smallest and largest step length, in units of the first
 
 
@@ -45,19 +46,11 @@ class LogLinear:
     Args:
         embeddings: `float [items, width]`; user vectors and scores have the same precision.
         log_shares: `float [items]`, logarithms of popularities, which need not be normalised.
-        iterations: largest number of steps.
         tolerance: iteration stops for users whose gradient norm (in the metric of the curvature at
             0) is at most this.
     """
 
-    def __init__(
-        self,
-        embeddings: Tensor,
-        log_shares: Tensor,
-        *,
-        iterations: int = 100,
-        tolerance: float = 1e-2,
-    ) -> None:
+    def __init__(self, embeddings: Tensor, log_shares: Tensor, *, tolerance: float = 1e-2) -> None:
         shares = torch.softmax(log_shares, 0)
         centred = embeddings - shares @ embeddings
         curvature = ((centred * shares[:, None]).T @ centred).double()
@@ -66,7 +59,6 @@ class LogLinear:
         self.curvature = values
         self.embeddings = centred @ axes
         self.log_shares = torch.log_softmax(log_shares, 0)
-        self._iterations = iterations
         self._tolerance = tolerance
         self._rounding = 8 * torch.finfo(embeddings.dtype).eps
 
@@ -83,7 +75,7 @@ class LogLinear:
         unfinished = torch.arange(len(liked), device=liked.device)
         given = self._given(liked)
         state = self._start(given)
-        for _ in range(self._iterations):
+        for _ in range(_ITERATIONS):
             open_ = self._open(given, state)
             tastes[unfinished[~open_]] = state.taste[~open_]
             unfinished = unfinished[open_]
@@ -105,7 +97,7 @@ class LogLinear:
         given = self._given(liked)
 
         def unfinished(count: Tensor, *state: Tensor) -> Tensor:
-            return (count < self._iterations) & self._open(given, _State(*state)).any()
+            return (count < _ITERATIONS) & self._open(given, _State(*state)).any()
 
         def moved(count: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             return (count + 1, *self._moved(given, _State(*state)))
@@ -196,6 +188,7 @@ _NEGLIGIBLE = 1e-6  # of the largest eigenvalue; below it a direction of a kerne
 # together, and of a word of a text
 _ORDERED_VARIANCE = 0.5
 _INTERACTION_VARIANCE = 0.3
+_INTERACTIONS = 32  # largest number of columns of each pair of features, the leading ones
 _WORD_VARIANCE = 0.3
 _WORD_ITEMS = (2, 12)  # items that have a word: fewer or more carry little of other items
 
@@ -221,15 +214,12 @@ def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNam
     )
 
 
-def feature_embeddings(
-    features: FeatureTable, config: PublicPriorConfig, interactions: int = 32
-) -> np.ndarray:
+def feature_embeddings(features: FeatureTable, config: PublicPriorConfig) -> np.ndarray:
     """Item embeddings with products equal to the prior covariance of a user's utilities.
 
     Args:
         features: public ones of the items.
         config: the prior.
-        interactions: largest number of columns for the interactions, the leading ones.
 
     Returns:
         `float64 [items, width]`.
@@ -260,7 +250,7 @@ def feature_embeddings(
         unit = unit_rows(table)
         for other in finer:
             pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
-            columns.append(_INTERACTION_VARIANCE**0.5 * _leading(pairs, interactions))
+            columns.append(_INTERACTION_VARIANCE**0.5 * _leading(pairs, _INTERACTIONS))
     return np.concatenate(columns, axis=1)
 
 

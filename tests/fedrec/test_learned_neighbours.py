@@ -63,7 +63,7 @@ def test_euler(profiles, similarity):
     example's gradient."""
     examples = Examples(profiles, item_means(profiles))
     for place in range(len(examples)):
-        gradient, _ = examples.gradient(similarity, np.array([place]))
+        gradient, _ = examples.gradient(similarity, np.array([place]), Bounds())
         assert abs((similarity * gradient).sum()) < 1e-12 * max(1, np.abs(gradient).max())
         assert np.count_nonzero(gradient.any(axis=1)) <= 1  # one row
 
