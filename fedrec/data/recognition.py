@@ -24,7 +24,7 @@ from fedrec.data.tables import (
     read_table,
     table_start,
 )
-from fedrec.errors import DataError, did_you_mean
+from fedrec.errors import DataError
 from fedrec.runtime.ragged import distinct
 
 _SEPARATORS = (",", "\t", ";", "|", "::", " ")
@@ -348,7 +348,13 @@ def recognise(
     nested = start.nested.keys() - features  # refused as features
     names = [name for name in start.names if name and name not in nested]
     telling = layout.names == "first line" and not _are_values(start.names).all()
-    _check_given(path, names, known, telling)
+    if len(names) < 2:
+        raise DataError(
+            f"{path} has one column" if names else f"{path} has no column with one value per row",
+            expected="a column of users and a column of items, separated by , ; | or tabs",
+            got=", ".join(names) or "lists, structs or maps",
+            fix="write one row for each user and item, in two columns",
+        )
     form = config.time_format
     frame = _frame(path, layout, names, known, features & {*names}, form)
     free = {name: column for name, column in frame.items() if name not in features}
@@ -391,32 +397,6 @@ def recognise(
     )
 
 
-def _check_given(path: Path, names: list[str], given: Mapping[str, str], telling: bool) -> None:
-    """Check the number of usable columns, and the given ones.
-
-    Raises:
-        DataError: there are fewer than two, or a given one is missing.
-    """
-    if len(names) < 2:
-        raise DataError(
-            f"{path} has one column" if names else f"{path} has no column with one value per row",
-            expected="a column of users and a column of items, separated by , ; | or tabs",
-            got=", ".join(names) or "lists, structs or maps",
-            fix="write one row for each user and item, in two columns",
-        )
-    for role, name in given.items():
-        if name not in names:
-            raise DataError(
-                f"{path} has no column {name!r}",
-                expected=f"one of {', '.join(map(repr, names))}",
-                got=f"--{role} {name}",
-                fix=did_you_mean(name, names)
-                if telling
-                else "the first line is a row: use column positions, such as --user 1 --item 2; if"
-                " it has names, add --header",
-            )
-
-
 def _frame(
     path: Path,
     layout: TableLayout,
@@ -427,11 +407,16 @@ def _frame(
 ) -> Columns:
     """Read the features, and the columns that may have a role: if users and items are known by
     name, only columns named like a role or with times in the first rows, so that other prices and
-    texts are not read. Possible ids are read as text, so that "007" does not become 7."""
+    texts are not read. Possible ids are read as text, so that "007" does not become 7.
+
+    Raises:
+        DataError: a given column is missing.
+    """
     named = {role: by.surest_first(names) for role, by in _ROLES.items()}
     ids = {name for role, name in given.items() if role in _IDS}
     numbers = {*given.values(), *named["rating"], *named["time"]} - ids - features
-    kinds = {name: None if name in numbers else str for name in names}
+    kinds = {name: None if name in numbers else str for name in (*names, *given.values())}
+    layout = replace(layout, settings={name: f"--{role}" for role, name in given.items()})
     if layout.names == "first line" and all(role in given or named[role] for role in _IDS):
         first = read_table(path, replace(layout, columns=kinds), _FIRST_ROWS)
         possible = features.union(given.values(), *named.values())

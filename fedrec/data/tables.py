@@ -47,7 +47,11 @@ _OTHERS = {
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """Errors while a damaged file is unpacked."""
 _SHOWN = 200
-_NO_NAMES = "; if the first line of a CSV file is a row, set dataset.header = false"
+_OTHER_NAMES = {
+    "first line": "; if the first line of a CSV file is a row, set dataset.header = false",
+    "positions": "; the first line is a row, so name columns by position (--user 1 --item 2), or if"
+    " it has names, set dataset.header = true (--header)",
+}
 _HEAD = 4096
 _FIRST_ROWS = 50
 _FIRST_OBJECTS = 1000  # read to determine the columns of JSON
@@ -240,7 +244,7 @@ def _check_columns(table: str, layout: TableLayout, present: Sequence[str]) -> N
                 expected=f"a column {column!r}" + (f" ({setting})" if setting else ""),
                 got="columns " + ", ".join(repr(name) for name in present),
                 fix=did_you_mean(column, present)
-                + (_NO_NAMES if layout.gaps and layout.names == "first line" else ""),
+                + (_OTHER_NAMES.get(layout.names, "") if layout.gaps else ""),
             )
         if present.count(column) > 1:
             raise DataError(f"{table}: duplicate column {column!r}", fix="rename one of them")
