@@ -534,7 +534,7 @@ class ContentMapStrategy(ProductsStrategy):
         used = products.gram.diagonal() > std
         scale = products.scale[:, None]
         left, right = self._factors(products, width)
-        model = mapped(
+        left, right, weights = mapped(
             scale * left,
             right / scale,
             products.chosen,
@@ -542,7 +542,7 @@ class ContentMapStrategy(ProductsStrategy):
             torch.from_numpy(theta[PUBLIC]),
             self.config.map_regularisation,
         )
-        values = {LEFT: model.left, RIGHT: model.right, MAP: model.weights}
+        values = {LEFT: left, RIGHT: right, MAP: weights}
         return {name: _padded(value, width).numpy() for name, value in values.items()}
 
     def _factors(self, products: Products, width: int) -> tuple[Tensor, Tensor]:

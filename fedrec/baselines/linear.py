@@ -385,9 +385,9 @@ class ContentMap(Baseline):
         used = torch.from_numpy(np.asarray(rows.sum(0)).ravel() > 0)
         every = torch.arange(len(used))
         regularisation = self.config.map_regularisation
-        model = mapped(*self._solved(rows), every, used, columns, regularisation)
-        self._left = model.left.float()
-        self._right = model.right.float()
+        left, right, _ = mapped(*self._solved(rows), every, used, columns, regularisation)
+        self._left = left.float()
+        self._right = right.float()
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' vectors and the items' factors, `float32 [users, items]`."""

@@ -458,20 +458,6 @@ class MapConfig(Config):
     """Lambda of the ridge regression from vectors and categories, of unit length each, > 0."""
 
 
-class _Mapped(NamedTuple):
-    """A linear model of the whole catalogue.
-
-    Attributes:
-        left: what an item of a user adds to the user's vector, `float64 [items, width]`.
-        right: factors of items, whose products with the user's vector are scores, likewise.
-        weights: M, `float64 [columns, width]`.
-    """
-
-    left: Tensor
-    right: Tensor
-    weights: Tensor
-
-
 def content_names(known: FeatureNames) -> FeatureNames:
     """The features of a dataset that columns are made of."""
     return FeatureNames(items=known.items, item_vectors=known.item_vectors)
@@ -506,8 +492,8 @@ def mapped(
     used: Tensor,
     columns: Tensor,
     regularisation: float,
-) -> _Mapped:
-    """The model of the whole catalogue.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A linear model of the whole catalogue.
 
     Args:
         left: L of the chosen items, `float64 [m, width]`.
@@ -516,6 +502,11 @@ def mapped(
         used: which of them users have used, `bool [m]`; the others have no factors of their own.
         columns: of all items, `float [items, columns]`.
         regularisation: lambda, > 0.
+
+    Returns:
+        What an item of a user adds to the user's vector, `float64 [items, width]`; factors of
+        items, whose products with the user's vector are scores, likewise; and M, `float64 [columns,
+        width]`.
     """
     public = columns.double()
     known = public[chosen[used]]
@@ -526,7 +517,7 @@ def mapped(
     outputs[chosen[used]] = right[used]
     inputs = torch.zeros_like(outputs)
     inputs[chosen[used]] = left[used]
-    return _Mapped(inputs, outputs, weights)
+    return inputs, outputs, weights
 
 
 def similarities(columns: np.ndarray, power: float) -> np.ndarray:
