@@ -14,7 +14,7 @@ from fedrec.data.catalogue import Catalogue, read_vectors
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import data_directory
-from fedrec.data.readers.amazon import AmazonUpc
+from fedrec.data.readers.published import AmazonUpc
 from fedrec.data.readers.table import Table
 from fedrec.data.splits.folds import Published, read_test_fold
 from fedrec.errors import DataError
