@@ -106,13 +106,8 @@ def with_history(experiment: Experiment, data: Interactions, history: Interactio
         published_test=None,
     )
     none = np.empty(0, dtype=np.int64)
-    return Population(
-        rows,
-        Partition(none, np.arange(len(rows)), none, none),
-        task=experiment.task,
-        positive_above=experiment.positive_above,
-        seed=experiment.seed_of_split,
-    )
+    partition = Partition(none, np.arange(len(rows)), none, none)
+    return Population.of_parts(experiment, rows, partition)
 
 
 # Items that came after a run, which its model ranks by what is public of them, without training.
@@ -123,34 +118,14 @@ def with_history(experiment: Experiment, data: Interactions, history: Interactio
 # where the run knows vectors alone. Categories that the run does not have are left out.
 
 
-def with_items_of(
-    population: Population, path: Path, item: str = "item", *, seed: int = 0
-) -> Population:
-    """The clients of a run's data, with further items behind those of the run.
-
-    Args:
-        population: of the run.
-        path: the file of the new items.
-        item: name of the column of items in the data.
-        seed: of the split.
+def with_items_of(data: Interactions, path: Path, item: str) -> Interactions:
+    """The data of a run with the items of a file behind its own; `item` is the name of the column
+    of items.
 
     Raises:
         DataError: the file is damaged, an id is missing, is there twice or is one of the run's, or
             vectors have another length than the run's.
     """
-    return Population(
-        _grown(population.interactions, path, item),
-        population.partition,
-        task=population.task,
-        positive_above=population.positive_above,
-        perturbed=population.perturbed,
-        seed=seed,
-        adversary=population.adversary,
-    )
-
-
-def _grown(data: Interactions, path: Path, item: str) -> Interactions:
-    """The data with the items of a file behind its own."""
     known = data.item_features
     if path.suffix == ".npy":
         names, values = read_rows(path)

@@ -190,7 +190,13 @@ def with_new_items(
     """
     experiment = result.experiment
     item = getattr(experiment.settings(DATASET), "item", "item")
-    grown = with_items_of(population, Path(source), item, seed=experiment.seed_of_split)
+    grown = Population.of_parts(
+        experiment,
+        with_items_of(population.interactions, Path(source), item),
+        population.partition,
+        perturbed=population.perturbed,
+        adversary=population.adversary,
+    )
     model = host_of(result, grown, 0).model
     tensors = {name: torch.tensor(value) for name, value in result.parameters.items()}
     parameters = {name: value.numpy() for name, value in model.grown(tensors).items()}

@@ -59,14 +59,7 @@ def own_population(
         if part is None
         else _partition(interactions, part)
     )
-    return Population(
-        interactions,
-        partition,
-        task=experiment.task,
-        positive_above=experiment.positive_above,
-        seed=experiment.seed_of_split,
-        numbers=numbers[order],
-    )
+    return Population.of_parts(experiment, interactions, partition, numbers=numbers[order])
 
 
 def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.ndarray | None]:

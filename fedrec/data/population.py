@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -100,14 +100,22 @@ class Population:
             interactions = read_interactions(settings)
         partition = partition_by(settings.split, settings.seed_of_split, interactions)
         interactions, partition, known = with_malicious(settings, interactions, partition)
+        perturbed = apply_perturbation(settings, interactions, partition)
+        return cls.of_parts(settings, interactions, partition, perturbed=perturbed, adversary=known)
+
+    @classmethod
+    def of_parts(
+        cls, settings: DataSettings, interactions: Interactions, partition: Partition, **more: Any
+    ) -> Population:
+        """Clients of interactions that have been divided; `more` are further arguments of the
+        class."""
         return cls(
             interactions,
             partition,
             task=settings.task,
             positive_above=settings.positive_above,
-            perturbed=apply_perturbation(settings, interactions, partition),
             seed=settings.seed_of_split,
-            adversary=known,
+            **more,
         )
 
     @property
