@@ -44,9 +44,8 @@ def test_directions_that_are_zero_but_for_rounding_are_left_out():
     direction = torch.rand(12, 1, generator=generator, dtype=torch.float64)
     rounding = 1e-14 * torch.randn(12, 12, generator=generator, dtype=torch.float64)
     gram = direction @ direction.T + rounding + rounding.T
-    weights = solved_weights(
-        gram, 0.0, solution="puresvd", factors=5, regularisation=1.0, ridge=0.0
-    )
+    settings = {"factors": 5, "regularisation": 1.0, "ridge": 0.0}
+    weights = solved_weights(gram, 0.0, solution="puresvd", **settings)
     unit = direction / direction.norm()
     torch.testing.assert_close(weights, unit @ unit.T, atol=1e-10, rtol=0)
 
