@@ -13,6 +13,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population, PopulationCache, read_interactions
 from fedrec.data.splits.rules import Partition, partition_by
+from fedrec.data.time_order import time_positions
 from fedrec.errors import ComponentError, DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
@@ -144,6 +145,17 @@ def test_a_seed_of_the_split_alone_keeps_the_split(load_tiny):
     ]
     kept, again, usual, other = [part.training_clients.tolist() for part in parts]
     assert kept == again == usual != other
+
+
+def test_the_seed_of_the_split_orders_rows_of_one_time(load_tiny):
+    settings = load_tiny("split-seed=5")
+    data = read_interactions(settings)
+    data = replace(data, times=np.zeros(len(data)))
+    none = np.empty(0, np.int64)
+    partition = Partition(np.arange(3), np.arange(len(data)), none, none)
+    found = Population.of_parts(settings, data, partition).time_positions
+    assert np.array_equal(found, time_positions(data, 5))
+    assert not np.array_equal(found, time_positions(data, 0))
 
 
 def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world):
