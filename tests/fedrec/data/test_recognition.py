@@ -205,6 +205,7 @@ def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written)
         (("a", "b", "c"), [("p", 1, "u"), ("q", 1, "v"), ("p", 2, "v")], {}, "cannot tell which"),
         (("user", "item"), [(1, 2)], {"user": "user", "item": "user"}, "'user' has two roles"),
         (("user", "item"), [(1, 2)], {"user": "nobody"}, "no column 'nobody'"),
+        (("user", "item"), [(1, 2)], {"rating": "nobody"}, "no column 'nobody'"),
         (("user", "user", "item"), [(1, 2, 3)], {}, "duplicate column 'user'"),
         ((196,), [(22,)], {}, "one column"),
     ],
