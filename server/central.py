@@ -17,8 +17,7 @@ import pandas as pd
 
 from fedrec.baselines.base import Baseline, TooLarge
 from fedrec.baselines.private.base import PrivateBaseline
-from fedrec.data.independence import check_independent_clients
-from fedrec.data.population import POPULATIONS, sample_clients
+from fedrec.data.population import POPULATIONS, check_independent_clients, sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import (

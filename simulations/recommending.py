@@ -4,7 +4,7 @@
 A user is scored as in the run's final evaluation: from its training rows and, if the experiment has
 on-device fine-tuning, with parameters tuned on these rows; private parameters are those saved by
 its node. Items with a row of the user in any part of the data are not recommended. Where a history
-is given, all rows of a user count (`simulations.later_rows`).
+is given, all rows of a user count (`simulations.later_data`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from fedrec.runs.ids import check_ids, read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.early_stopping import ending
-from simulations.later_rows import read_history, with_history
-from simulations.new_items import with_items_of
+from simulations.later_data import read_history, with_history, with_items_of
 
 _CELLS = 4_000_000  # users times items that are scored at once
 
@@ -105,9 +104,9 @@ def recommend(
             is one.
         k: >= 1; users with few unknown items get fewer.
         history: further rows, of users of the run or of others, or their file; see
-            `simulations.later_rows.read_history`.
+            `simulations.later_data.read_history`.
         new_items: file of items that the run did not have, which alone are ranked; see
-            `simulations.new_items`.
+            `simulations.later_data`.
 
     Returns:
         One row per recommendation, by user and rank: `user`, `rank` (from 1), `item`, `score`.
@@ -183,7 +182,7 @@ def with_new_items(
     Args:
         result: of a finished run.
         population: of the run.
-        source: the file of the new items, see `simulations.new_items`.
+        source: the file of the new items, see `simulations.later_data`.
 
     Raises:
         DataError: the file is damaged, or its items are not new ones.
@@ -191,7 +190,13 @@ def with_new_items(
     """
     experiment = result.experiment
     item = getattr(experiment.settings(DATASET), "item", "item")
-    grown = with_items_of(population, Path(source), item, seed=experiment.seed_of_split)
+    grown = Population.of_parts(
+        experiment,
+        with_items_of(population.interactions, Path(source), item),
+        population.partition,
+        perturbed=population.perturbed,
+        adversary=population.adversary,
+    )
     model = host_of(result, grown, 0).model
     tensors = {name: torch.tensor(value) for name, value in result.parameters.items()}
     parameters = {name: value.numpy() for name, value in model.grown(tensors).items()}

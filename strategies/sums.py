@@ -21,8 +21,7 @@ from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.linear import LEARNED, LEFT, MAP, PRODUCTS, PUBLIC, RIGHT, WEIGHTS
-from fedrec.sums.content import MapConfig, mapped
-from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
+from fedrec.sums.fold_in import LearnedConfig, MapConfig, mapped, placed_embeddings
 from fedrec.sums.products import (
     BIAS,
     Solution,
@@ -488,7 +487,7 @@ class FoldInStrategy(ProductsStrategy):
 # Two rounds, in which every client uploads once each: its counts, which choose the items of the
 # second round, and its products of those items (step `gram`): the sum that strategies `gram` and
 # `fold-in` release, so that the guarantee is theirs. Factors and map are post-processing of it and
-# of public columns (`fedrec.sums.content`). Under noise eigenvalues below the noise edge are left
+# of public columns (`fedrec.sums.fold_in`). Under noise eigenvalues below the noise edge are left
 # out, and items that were not chosen have factors by their content, as new ones do.
 #
 # With every client in both rounds, all items chosen and no noise this is the centralised baseline
@@ -534,7 +533,7 @@ class ContentMapStrategy(ProductsStrategy):
         used = products.gram.diagonal() > std
         scale = products.scale[:, None]
         left, right = self._factors(products, width)
-        model = mapped(
+        left, right, weights = mapped(
             scale * left,
             right / scale,
             products.chosen,
@@ -542,7 +541,7 @@ class ContentMapStrategy(ProductsStrategy):
             torch.from_numpy(theta[PUBLIC]),
             self.config.map_regularisation,
         )
-        values = {LEFT: model.left, RIGHT: model.right, MAP: model.weights}
+        values = {LEFT: left, RIGHT: right, MAP: weights}
         return {name: _padded(value, width).numpy() for name, value in values.items()}
 
     def _factors(self, products: Products, width: int) -> tuple[Tensor, Tensor]:

@@ -59,14 +59,7 @@ def own_population(
         if part is None
         else _partition(interactions, part)
     )
-    return Population(
-        interactions,
-        partition,
-        task=experiment.task,
-        positive_above=experiment.positive_above,
-        seed=experiment.seed_of_split,
-        numbers=numbers[order],
-    )
+    return Population.of_parts(experiment, interactions, partition, numbers=numbers[order])
 
 
 def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.ndarray | None]:
@@ -165,8 +158,7 @@ def _user_features(
         texts = [""] * users
         if name in column:
             texts = column[name].fillna("").astype(str).to_numpy()[first].tolist()
-        code_of = {category: code for code, category in enumerate(categories)}
-        parsed = [known_labels(text, code_of) for text in texts]
+        parsed = [known_labels(text, categories) for text in texts]
         unknown = [label for _, others in parsed for label in others]
         if unknown:
             log.warning(
@@ -176,15 +168,12 @@ def _user_features(
                 name,
                 unknown[0],
             )
-        coded = [[code_of[label] for label in labels_] for labels_, _ in parsed]
-        offsets = np.concatenate([[0], np.cumsum([len(row) for row in coded])]).astype(np.int64)
-        flat = np.array([code for row in coded for code in row], dtype=np.int64)
-        features.append(Feature(name, categories, offsets, flat))
+        features.append(Feature.coded(name, categories, [labels for labels, _ in parsed]))
     return FeatureTable(users, tuple(features))
 
 
 def _reordered(interactions: Interactions, order: np.ndarray) -> Interactions:
     """Interactions with the users reordered."""
-    features = interactions.user_features.renumbered(order, len(order))
+    features = interactions.user_features.renumbered(order)
     users = np.argsort(order)[interactions.users]
     return replace(interactions, users=users, user_features=features)

@@ -19,7 +19,7 @@ from fedrec.config import Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.rng import stream, torch_stream
-from fedrec.sums.content import MapConfig, content_columns, content_names, mapped, similarities
+from fedrec.sums.fold_in import MapConfig, content_columns, content_names, mapped, similarities
 from fedrec.sums.products import item_weights
 
 # Implicit alternating least squares (Hu, Koren and Volinsky 2008; Rendle et al. 2021).
@@ -346,7 +346,7 @@ class ContentKnn(Baseline):
 
 
 # A linear model of the items that users have used, with a map from content to its factors for the
-# others (`fedrec.sums.content`): PureSVD, or EASE. Old items are ranked among themselves exactly as
+# others (`fedrec.sums.fold_in`): PureSVD, or EASE. Old items are ranked among themselves exactly as
 # by these.
 
 
@@ -385,9 +385,9 @@ class ContentMap(Baseline):
         used = torch.from_numpy(np.asarray(rows.sum(0)).ravel() > 0)
         every = torch.arange(len(used))
         regularisation = self.config.map_regularisation
-        model = mapped(*self._solved(rows), every, used, columns, regularisation)
-        self._left = model.left.float()
-        self._right = model.right.float()
+        left, right, _ = mapped(*self._solved(rows), every, used, columns, regularisation)
+        self._left = left.float()
+        self._right = right.float()
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' vectors and the items' factors, `float32 [users, items]`."""

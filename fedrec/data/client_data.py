@@ -45,22 +45,12 @@ class ClientData:
         """Items that are never drawn as negatives, `int64 [items]`, ascending, distinct."""
         return self.positives if self.avoided is None else self.avoided
 
-    @property
-    def low_rated(self) -> np.ndarray:
-        """Items of non-positive training rows, `int64 [items]`, ascending, distinct."""
-        return np.setdiff1d(self.items, self.positives)
-
     def weighted_items(self, low_rated: float) -> tuple[np.ndarray, np.ndarray]:
         """Distinct items, `int64 [n]`, ascending, and their weights, `float32 [n]`: 1 for positive
         items and `low_rated`, in [0, 1], for others; 0 leaves these out."""
-        likes = np.ones(len(self.positives), dtype=np.float32)
-        if not low_rated:
-            return self.positives, likes
-        others = self.low_rated
-        items = np.concatenate([self.positives, others])
-        weights = np.concatenate([likes, np.full(len(others), low_rated, dtype=np.float32)])
-        order = np.argsort(items)
-        return items[order], weights[order]
+        items = np.union1d(self.items, self.positives) if low_rated else self.positives
+        weights = np.where(np.isin(items, self.positives), 1, low_rated).astype(np.float32)
+        return items, weights
 
     def without_rows(self) -> ClientData:
         """Copy of the client without rows."""

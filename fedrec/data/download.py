@@ -45,7 +45,7 @@ tenth), or this number of bytes if larger."""
 _LEAST_FILE = 1 << 12  # bytes counted for a file at least
 
 
-def is_archive(path: Path) -> bool:
+def _is_archive(path: Path) -> bool:
     """True if a file is a zip or a tar (compressed or not), by content."""
     try:
         return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
@@ -60,7 +60,7 @@ def unpack(path: Path, folder: Path) -> None:
         DataError: the archive is damaged, holds a link, a device, or a path that leads out of the
             folder, or unpacks to too many bytes for its size.
     """
-    if not is_archive(path):
+    if not _is_archive(path):
         shutil.copyfile(path, folder / path.name)
         return
     try:
@@ -108,26 +108,26 @@ def _check_members(path: Path, members: Iterable[tuple[str, bool, int]]) -> None
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Path]:
+def _staged(folder: Path) -> Iterator[Path]:
     """Context with a temporary folder that is renamed to `folder` on success, else deleted.
 
     Raises:
         DataError: `folder` exists already, or the disk is full.
     """
-    check_absent(folder)
-    with scratch(folder) as temporary:
+    _check_absent(folder)
+    with _scratch(folder) as temporary:
         yield temporary
         os.replace(temporary, folder)
 
 
 @contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
+def _scratch(folder: Path) -> Iterator[Path]:
     """Context with a temporary folder beside `folder`, deleted afterwards.
 
     Raises:
         DataError: the disk is full.
     """
-    with disk_errors(folder.parent):
+    with _disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
         temporary.mkdir()  # with the permissions of the umask
@@ -137,7 +137,7 @@ def scratch(folder: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_absent(folder: Path) -> None:
+def _check_absent(folder: Path) -> None:
     """Check that a folder is absent or empty.
 
     Raises:
@@ -148,7 +148,7 @@ def check_absent(folder: Path) -> None:
 
 
 @contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
+def _disk_errors(folder: Path) -> Iterator[None]:
     """Convert "disk full" inside the block into a `DataError`."""
     try:
         yield
@@ -235,10 +235,10 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
             f"{name!r} cannot be downloaded: its publisher offers no direct download",
             fix=f"get it from {source.page}, then: fedrec data import {name} PATH",
         )
-    check_absent(folder)
+    _check_absent(folder)
     holder = folder.parent / f".{folder.name}.download"  # archives are saved under their own names
     files = [_downloaded(archive, holder, progress) for archive in source.archives]
-    with staged(folder) as staging, scratch(folder) as unpacked:
+    with _staged(folder) as staging, _scratch(folder) as unpacked:
         for file in files:
             unpack(file, unpacked)
         collect(source, name, unpacked, staging)
@@ -250,7 +250,7 @@ def _downloaded(archive: Archive, holder: Path, progress: Progress | None) -> Pa
     """Download and verify an archive, and return its path."""
     complete = holder / PurePosixPath(urlsplit(archive.url).path).name
     partial = complete.with_name(complete.name + ".partial")
-    with disk_errors(holder.parent):
+    with _disk_errors(holder.parent):
         holder.mkdir(parents=True, exist_ok=True)
         if complete.is_file():  # left by a run that failed to unpack; verified again
             os.replace(complete, partial)
@@ -340,7 +340,7 @@ def import_data(name: str, path: Path) -> Path:
             got="a pipe, a socket or a device" if path.exists() else "nothing",
             fix="correct the path, or save the data in a file",
         )
-    with staged(folder) as staging, scratch(folder) as unpacked:
+    with _staged(folder) as staging, _scratch(folder) as unpacked:
         if path.is_file():
             unpack(path, unpacked)
         collect(source, name, path if path.is_dir() else unpacked, staging)

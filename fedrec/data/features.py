@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from typing import NamedTuple
@@ -74,19 +74,26 @@ class Feature:
             raise DataError(f"feature {self.name!r} has a code outside its categories", fix=fix)
 
     @classmethod
+    def coded(
+        cls, name: str, categories: Collection[str], labels: Collection[Collection[str]]
+    ) -> Feature:
+        """Create a feature with any number of the given categories as the labels of each row."""
+        number = {label: code for code, label in enumerate(categories)}
+        codes = np.array([number[label] for row in labels for label in row], dtype=np.int64)
+        ends = np.cumsum([len(row) for row in labels], dtype=np.int64)
+        return cls(name, tuple(categories), np.concatenate([[0], ends]), codes)
+
+    @classmethod
     def single(cls, name: str, labels: Iterable[object]) -> Feature:
         """Create a feature with one label per row; categories are the sorted distinct labels."""
         return cls.multiple(name, [[label] for label in labels])
 
     @classmethod
-    def multiple(cls, name: str, labels: Sequence[Sequence[object]]) -> Feature:
+    def multiple(cls, name: str, labels: Iterable[Iterable[object]]) -> Feature:
         """Create a feature with any number of labels per row; categories are the sorted distinct
         labels."""
-        counts = np.fromiter((len(row) for row in labels), np.int64, count=len(labels))
-        flat = np.array([str(label) for row in labels for label in row], dtype=np.str_)
-        categories, codes = np.unique(flat, return_inverse=True)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return cls(name, tuple(categories.tolist()), offsets, codes.astype(np.int64))
+        texts = [list(map(str, row)) for row in labels]
+        return cls.coded(name, sorted({label for row in texts for label in row}), texts)
 
     @classmethod
     def words(cls, name: str, texts: Iterable[str]) -> Feature:
@@ -116,24 +123,12 @@ class Feature:
         table[row, within_groups(counts)] = self.codes[spans(starts, counts)]
         return table
 
-    def renumbered(self, rows: np.ndarray, known: int) -> Feature:
-        """Return the feature with selected rows.
-
-        Args:
-            rows: `int64 [n]`, source row of each new row; -1: no codes.
-            known: number of leading rows whose categories remain; categories that occur only in
-                later rows are removed, with their codes.
-        """
+    def renumbered(self, rows: np.ndarray) -> Feature:
+        """Return the feature with selected rows `int64 [n]`; -1: no codes."""
         counts = np.where(rows >= 0, np.diff(self.offsets)[rows], 0) if self.rows else 0 * rows
-        owner = np.repeat(np.arange(len(rows)), counts)
         codes = self.codes[spans(self.offsets[rows], counts)]
-        remain = ~np.isin(np.arange(len(self.categories)), self.codes)
-        remain[codes[owner < known]] = True
-        remaining = remain[codes]
-        counts = np.bincount(owner[remaining], minlength=len(rows))
-        names = tuple(np.array(self.categories, dtype=object)[remain].tolist())
-        codes = (np.cumsum(remain) - 1)[codes[remaining]]
-        return Feature(self.name, names, np.concatenate([[0], np.cumsum(counts)]), codes)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return replace(self, offsets=offsets, codes=codes)
 
     def among(self, declared: Sequence[str], other: str) -> Feature:
         """Return the feature with the declared categories, which do not depend on the rows; all
@@ -141,7 +136,7 @@ class Feature:
         categories = (*dict.fromkeys(declared), *(() if other in declared else (other,)))
         number = {name: code for code, name in enumerate(categories)}
         new = np.array([number.get(name, number[other]) for name in self.categories], np.int64)
-        return Feature(self.name, categories, self.offsets, new[self.codes])
+        return replace(self, categories=categories, codes=new[self.codes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,14 +219,18 @@ class FeatureTable:
                     fix=f"give {self.rows} rows, one for each user (or item)",
                 )
 
-    def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
-        """Return the features of selected rows `int64 [n]`, see `Feature.renumbered`."""
+    def renumbered(self, rows: np.ndarray) -> FeatureTable:
+        """Return the features of selected rows `int64 [n]`; -1: none."""
         return FeatureTable(
             len(rows),
-            tuple(feature.renumbered(rows, known) for feature in self.features),
-            tuple(text.renumbered(rows, known) for text in self.texts),
+            tuple(feature.renumbered(rows) for feature in self.features),
+            tuple(text.renumbered(rows) for text in self.texts),
             tuple(vectors.renumbered(rows) for vectors in self.vectors),
         )
+
+    def extended(self, rows: np.ndarray) -> FeatureTable:
+        """Append copies of selected rows `int64 [n]`; -1: rows without features."""
+        return self.renumbered(np.concatenate([np.arange(self.rows), rows]))
 
     def only(self, names: Collection[str]) -> FeatureTable:
         """Return the features with the given names."""

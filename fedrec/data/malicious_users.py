@@ -63,7 +63,7 @@ class Known:
         return ranked[~np.isin(ranked, self.targets)][:count]
 
 
-def known_of(
+def _known_of(
     adversary: AdversaryConfig, seed: int, interactions: Interactions, partition: Partition
 ) -> Known:
     """Determine the knowledge of an adversary.
@@ -156,7 +156,7 @@ def with_malicious(
     """
     if settings.adversary is None:
         return interactions, partition, None
-    known = known_of(settings.adversary, settings.seed, interactions, partition)
+    known = _known_of(settings.adversary, settings.seed, interactions, partition)
     attack = component_of(registry.POISONING, settings.adversary.attack)
     with component_errors(registry.POISONING.name, attack, "in profile"):
         profiles = [
@@ -191,9 +191,6 @@ def _with_profiles(
             len(honest), size=len(profiles)
         )
         imitated = honest[drawn]
-    before = np.arange(interactions.num_users)
-    rows = np.concatenate([before, imitated])
-    features = interactions.user_features.renumbered(rows, len(before))
     columns = {"users": users, "items": items}
     if interactions.ratings is not None and len(interactions):
         best = interactions.ratings.max()
@@ -208,6 +205,7 @@ def _with_profiles(
         name: np.concatenate([getattr(interactions, name), new]) for name, new in columns.items()
     }
     ids = more_ids(interactions.user_ids, len(profiles), "malicious")
+    features = interactions.user_features.extended(imitated)
     return replace(interactions, user_ids=ids, user_features=features, **joined)
 
 

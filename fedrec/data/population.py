@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of an experiment with their data, and the cache of populations in a process."""
+"""Clients of an experiment with their data, the cache of populations in a process, and checks that
+clients' data do not affect each other."""
 
 from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
+from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions, Schema, time_weighted
 from fedrec.data.malicious_users import Known, with_malicious
-from fedrec.data.perturbation import Perturbed, apply_perturbation
+from fedrec.data.perturbation import Perturbed, apply_perturbation, perturbation_of
 from fedrec.data.reader import Reader, data_directory
 from fedrec.data.splits.rules import Partition, partition_by
 from fedrec.data.time_order import GroupedRows, LabelledRows, UserRows
-from fedrec.errors import DataError
+from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import component_of
 from fedrec.experiment.tables import DataSettings
+from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 from fedrec.runtime.ragged import distinct
 
@@ -95,14 +100,22 @@ class Population:
             interactions = read_interactions(settings)
         partition = partition_by(settings.split, settings.seed_of_split, interactions)
         interactions, partition, known = with_malicious(settings, interactions, partition)
+        perturbed = apply_perturbation(settings, interactions, partition)
+        return cls.of_parts(settings, interactions, partition, perturbed=perturbed, adversary=known)
+
+    @classmethod
+    def of_parts(
+        cls, settings: DataSettings, interactions: Interactions, partition: Partition, **more: Any
+    ) -> Population:
+        """Clients of interactions that have been divided; `more` are further arguments of the
+        class."""
         return cls(
             interactions,
             partition,
             task=settings.task,
             positive_above=settings.positive_above,
-            perturbed=apply_perturbation(settings, interactions, partition),
             seed=settings.seed_of_split,
-            adversary=known,
+            **more,
         )
 
     @property
@@ -413,5 +426,79 @@ def _stamps(settings: DataSettings) -> tuple[FileStamp, ...]:
     """Stamps of the files that a dataset is read from; empty for generated data."""
     reader = reader_of(settings)
     with component_errors(registry.DATASET.name, reader, "while listing its files"):
-        stats = [(str(file), file.stat()) for file in reader.every_file()]
+        stats = [(str(file), file.stat()) for file in reader.files()]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+
+
+# Checks before training that no client's rows affect those of others, as privacy guarantees need.
+#
+# A clip bounds how far one client's own update moves a sum. If that client's rows also decide which
+# rows of others are for training, as one shuffle of all rows does, or how others' rows are
+# perturbed, every client's update moves and no bound on one client's update holds.
+#
+# The names of users and items and the numbers of users and rows are taken as public. So are the
+# categories of users' features (a model has a row for each) if the dataset publishes or declares
+# them; categories that are collected from the rows reveal that some user is in each.
+
+
+def check_independent_clients(settings: DataSettings, adjacency: Adjacency, what: str) -> None:
+    """Check that under the split and perturbation no client's rows affect those of others.
+
+    Args:
+        settings: data settings, such as an experiment.
+        adjacency: how neighbouring data differ.
+        what: the table with the guarantee, such as "[privacy]".
+
+    Raises:
+        ExperimentError: the guarantee would not hold.
+    """
+    reason = component_of(registry.SPLIT, settings.split, settings.seed_of_split).depends_on(
+        adjacency
+    )
+    if reason:
+        raise ExperimentError(
+            f"the guarantee of {what} does not hold with split {settings.split.name!r}: rows of one"
+            " client affect which rows of others are for training",
+            expected=f"a split that handles each client separately (under {adjacency})",
+            got=f"parts that depend on {reason}",
+            fix="set split.stream = 'client', or choose another split; a custom split declares its"
+            " independence in depends_on()",
+        )
+    perturbation = perturbation_of(settings)
+    rated = settings.task == "rating" or settings.positive_above is not None
+    reason = "" if perturbation is None else perturbation.depends_on(rated)
+    if settings.perturb is not None and reason:
+        raise ExperimentError(
+            f"the guarantee of {what} does not hold with perturbation {settings.perturb.name!r}:"
+            " rows of one client affect how rows of others are perturbed",
+            expected="a perturbation that handles each client separately",
+            got=f"rows that depend on {reason}",
+            fix=f"leave out [perturb] or {what}, or choose random-replacement, randomised-response"
+            " or targeted with select = 'random', without ratings",
+        )
+
+
+def check_declared_categories(experiment: Experiment, what: str) -> None:
+    """Check that no model uses users' features whose categories are collected from the rows.
+
+    Args:
+        experiment: with a federated system.
+        what: the table with the guarantee, such as "[privacy]".
+
+    Raises:
+        ExperimentError: the categories would be published unprotected.
+    """
+    reader = reader_of(experiment)
+    model = registry.resolve(registry.MODEL, experiment.model.name)
+    known = reader.stated_features() or FeatureNames()
+    used = model.features_used(experiment.settings(registry.MODEL), known).users
+    collected = reader.undeclared_categories() if used else ()
+    if collected:
+        raise ExperimentError(
+            f"{what} does not protect the categories of users' features: the model has a row for"
+            " each, which reveals even a category of a single user",
+            expected=f"dataset.user-categories for {', '.join(collected)}",
+            got="categories that are collected from the users' rows",
+            fix=f"set dataset.user-categories.{collected[0]} = [...], the public categories"
+            " (others become 'other'), or model.features = false",
+        )

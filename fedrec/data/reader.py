@@ -163,12 +163,12 @@ class Reader(ABC):
         return ()
 
     def files(self) -> list[Path]:
-        """Existing files of the raw data, down to its subfolders; the next run of a process checks
-        them for changes."""
+        """Existing files of the raw data, down to its subfolders, and those of item vectors; the
+        next run of a process checks them for changes."""
         path = self.config.path or self.default_folder()
-        if not path.is_dir():
-            return [path] if path.is_file() else []
-        return sorted(file for depth in ("*", "*/*") for file in path.glob(depth) if file.is_file())
+        below = sorted(file for depth in ("*", "*/*") for file in path.glob(depth))
+        vectors = (file for vector in self._vectors() for file in vector_files(vector))
+        return [*filter(Path.is_file, [path, *below]), *vectors]
 
     def described(self, interactions: Interactions) -> Interactions:
         """Add the vectors of items that the settings name to interactions.
@@ -190,11 +190,6 @@ class Reader(ABC):
         names = self.feature_names()
         vectors = tuple(path.stem for path in self.config.item_vectors)
         return None if names is None else names._replace(item_vectors=vectors)
-
-    def every_file(self) -> list[Path]:
-        """`files` and the files of item vectors."""
-        vectors = (file for path in self._vectors() for file in vector_files(path))
-        return [*self.files(), *vectors]
 
     def _vectors(self) -> list[Path]:
         """The files of vectors, those of relative paths here or in the dataset's folder."""

@@ -24,12 +24,12 @@ from fedrec.data.tables import (
     read_table,
     table_start,
 )
-from fedrec.errors import DataError, did_you_mean
+from fedrec.errors import DataError
 from fedrec.runtime.ragged import distinct
 
-SEPARATORS = (",", "\t", ";", "|", "::", " ")
-DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
-_VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{DATE}).*)"
+_SEPARATORS = (",", "\t", ";", "|", "::", " ")
+_DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
+_VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{_DATE}).*)"
 
 
 def _layout(path: Path, config: TableConfig) -> TableLayout:
@@ -50,7 +50,7 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
         return width > 1 and layout.separator != " ", alike, width, -above
 
     given = config.model_fields_set
-    separators = (config.separator,) if "separator" in given else SEPARATORS
+    separators = (config.separator,) if "separator" in given else _SEPARATORS
     layout = max((TableLayout.own({}, separator=text) for text in separators), key=fit)
     header = config.header
     if "header" not in given:
@@ -112,7 +112,7 @@ def _dates(column: pd.Series, form: str | None) -> bool:
     if form is None and pd.api.types.is_datetime64_any_dtype(column):
         return True
     some = column.dropna().head(_FIRST_ROWS).astype(str)
-    if form is None and (some.empty or not some.str.match(DATE).all()):
+    if form is None and (some.empty or not some.str.match(_DATE).all()):
         return False
     return bool(dates_of(some, form).notna().all())
 
@@ -215,7 +215,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
 
 
-class RoleColumn(NamedTuple):
+class _RoleColumn(NamedTuple):
     """The column of a role.
 
     Attributes:
@@ -251,7 +251,7 @@ class Recognised:
     """
 
     config: TableConfig
-    roles: dict[str, RoleColumn]
+    roles: dict[str, _RoleColumn]
     ignored: tuple[str, ...]
     unfit: dict[str, str]
     scale: tuple[float, float] | None
@@ -348,7 +348,13 @@ def recognise(
     nested = start.nested.keys() - features  # refused as features
     names = [name for name in start.names if name and name not in nested]
     telling = layout.names == "first line" and not _are_values(start.names).all()
-    _check_given(path, names, known, telling)
+    if len(names) < 2:
+        raise DataError(
+            f"{path} has one column" if names else f"{path} has no column with one value per row",
+            expected="a column of users and a column of items, separated by , ; | or tabs",
+            got=", ".join(names) or "lists, structs or maps",
+            fix="write one row for each user and item, in two columns",
+        )
     form = config.time_format
     frame = _frame(path, layout, names, known, features & {*names}, form)
     free = {name: column for name, column in frame.items() if name not in features}
@@ -391,32 +397,6 @@ def recognise(
     )
 
 
-def _check_given(path: Path, names: list[str], given: Mapping[str, str], telling: bool) -> None:
-    """Check the number of usable columns, and the given ones.
-
-    Raises:
-        DataError: there are fewer than two, or a given one is missing.
-    """
-    if len(names) < 2:
-        raise DataError(
-            f"{path} has one column" if names else f"{path} has no column with one value per row",
-            expected="a column of users and a column of items, separated by , ; | or tabs",
-            got=", ".join(names) or "lists, structs or maps",
-            fix="write one row for each user and item, in two columns",
-        )
-    for role, name in given.items():
-        if name not in names:
-            raise DataError(
-                f"{path} has no column {name!r}",
-                expected=f"one of {', '.join(map(repr, names))}",
-                got=f"--{role} {name}",
-                fix=did_you_mean(name, names)
-                if telling
-                else "the first line is a row: use column positions, such as --user 1 --item 2; if"
-                " it has names, add --header",
-            )
-
-
 def _frame(
     path: Path,
     layout: TableLayout,
@@ -427,11 +407,16 @@ def _frame(
 ) -> Columns:
     """Read the features, and the columns that may have a role: if users and items are known by
     name, only columns named like a role or with times in the first rows, so that other prices and
-    texts are not read. Possible ids are read as text, so that "007" does not become 7."""
+    texts are not read. Possible ids are read as text, so that "007" does not become 7.
+
+    Raises:
+        DataError: a given column is missing.
+    """
     named = {role: by.surest_first(names) for role, by in _ROLES.items()}
     ids = {name for role, name in given.items() if role in _IDS}
     numbers = {*given.values(), *named["rating"], *named["time"]} - ids - features
-    kinds = {name: None if name in numbers else str for name in names}
+    kinds = {name: None if name in numbers else str for name in (*names, *given.values())}
+    layout = replace(layout, settings={name: f"--{role}" for role, name in given.items()})
     if layout.names == "first line" and all(role in given or named[role] for role in _IDS):
         first = read_table(path, replace(layout, columns=kinds), _FIRST_ROWS)
         possible = features.union(given.values(), *named.values())
@@ -447,7 +432,7 @@ def _assigned(
     possible: Sequence[str],
     telling: bool,
     form: str | None,
-) -> dict[str, RoleColumn]:
+) -> dict[str, _RoleColumn]:
     """Assign columns to roles: given ones, then by names, values and order.
 
     Args:
@@ -461,7 +446,7 @@ def _assigned(
     Raises:
         DataError: users or items are ambiguous, or no column has times of the given format.
     """
-    roles = {role: RoleColumn(name, "as given") for role, name in given.items()}
+    roles = {role: _RoleColumn(name, "as given") for role, name in given.items()}
     values = {name: typed(column) for name, column in frame.items()}
 
     def free() -> list[str]:
@@ -473,17 +458,17 @@ def _assigned(
 
     for role in () if telling else missing():
         if free():
-            roles[role] = RoleColumn(free()[0], "by its place")
+            roles[role] = _RoleColumn(free()[0], "by its place")
     for role in possible:
         named = [] if role in roles else _ROLES[role].surest_first(free())
         fitting = [name for name in named if _ROLES[role].fits(values[name], form)]
         if fitting:
-            roles[role] = RoleColumn(fitting[0], "by its name", tuple(fitting[1:]))
+            roles[role] = _RoleColumn(fitting[0], "by its name", tuple(fitting[1:]))
     looks = {"time": _look_like_times} | ({} if telling else {"rating": _look_like_ratings})
     for role in [role for role in looks if role in possible and role not in roles]:
         alike = [name for name in free() if looks[role](values[name], form)]
         if len(alike) == 1 and len(free()) > len(missing()):
-            roles[role] = RoleColumn(alike[0], f"its values look like {role}s")
+            roles[role] = _RoleColumn(alike[0], f"its values look like {role}s")
     ids = [n for n in free() if len(free()) <= 2 or _are_ids(frame[n], values[n])]
     if missing() and len(ids) != len(missing()):
         raise DataError(
@@ -493,7 +478,7 @@ def _assigned(
             fix="add " + " ".join(f"--{role} COLUMN" for role in missing()),
         )
     reason = "the only column of ids left" if len(ids) == 1 else "by its place"
-    roles |= {role: RoleColumn(name, reason) for role, name in zip(missing(), ids, strict=False)}
+    roles |= {role: _RoleColumn(name, reason) for role, name in zip(missing(), ids, strict=False)}
     if form is not None and "time" not in roles:
         raise DataError(
             f"{path} has no column of times in the format {form!r}",

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -47,7 +47,11 @@ _OTHERS = {
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """Errors while a damaged file is unpacked."""
 _SHOWN = 200
-_NO_NAMES = "; if the first line of a CSV file is a row, set dataset.header = false"
+_OTHER_NAMES = {
+    "first line": "; if the first line of a CSV file is a row, set dataset.header = false",
+    "positions": "; the first line is a row, so name columns by position (--user 1 --item 2), or if"
+    " it has names, set dataset.header = true (--header)",
+}
 _HEAD = 4096
 _FIRST_ROWS = 50
 _FIRST_OBJECTS = 1000  # read to determine the columns of JSON
@@ -90,19 +94,9 @@ class TableLayout:
         names = "first line" if header else "positions"
         return cls(columns, settings or {}, separator, names, True, None)
 
-    @property
-    def delimiter(self) -> str:
-        """The separator as one character, as parsers need it."""
-        return "\t" if len(self.separator) > 1 else self.separator
-
-    @property
-    def quoting(self) -> Literal[0, 3]:
-        """Treatment of quotes by parsers."""
-        return csv.QUOTE_MINIMAL if self.gaps else csv.QUOTE_NONE
-
 
 @dataclass(frozen=True)
-class TableStart:
+class _TableStart:
     """Format and columns of a table, by its schema or its first rows.
 
     Attributes:
@@ -139,7 +133,7 @@ def format_of(path: Path, maybe_json: bool = True) -> Literal["parquet", "json",
     return "json" if _JSON.match(text) else "text"
 
 
-def table_start(path: Path, layout: TableLayout) -> TableStart:
+def table_start(path: Path, layout: TableLayout) -> _TableStart:
     """Columns of a table, by its schema or its first rows.
 
     Raises:
@@ -150,20 +144,20 @@ def table_start(path: Path, layout: TableLayout) -> TableStart:
         with _parquet(path) as file:
             types = [(column.name, column.type) for column in file.schema_arrow]
         nested = {name: str(of_values) for name, of_values in types if of_values.num_fields}
-        return TableStart(kind, [name for name, _ in types], nested)
+        return _TableStart(kind, [name for name, _ in types], nested)
     if kind == "json":
         frame = _read_json(path, _FIRST_OBJECTS)
         nested = [name for name in frame if {list, dict} & {*frame[name].map(type)}]
-        return TableStart(kind, list(frame), dict.fromkeys(nested, "lists or objects"))
+        return _TableStart(kind, list(frame), dict.fromkeys(nested, "lists or objects"))
     if layout.names == "columns":
-        return TableStart(kind, list(layout.columns))
+        return _TableStart(kind, list(layout.columns))
     above, rows = first_rows(path, layout)
     names = next(iter(rows), [])
     if not names:
         raise DataError(f"{path} is empty", fix="give a table with a line of column names and rows")
     if layout.names == "positions":
         names = [str(number) for number in range(1, len(names) + 1)]
-    return TableStart(kind, names, above=above)
+    return _TableStart(kind, names, above=above)
 
 
 def first_rows(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
@@ -250,7 +244,7 @@ def _check_columns(table: str, layout: TableLayout, present: Sequence[str]) -> N
                 expected=f"a column {column!r}" + (f" ({setting})" if setting else ""),
                 got="columns " + ", ".join(repr(name) for name in present),
                 fix=did_you_mean(column, present)
-                + (_NO_NAMES if layout.gaps and layout.names == "first line" else ""),
+                + (_OTHER_NAMES.get(layout.names, "") if layout.gaps else ""),
             )
         if present.count(column) > 1:
             raise DataError(f"{table}: duplicate column {column!r}", fix="rename one of them")
@@ -311,7 +305,7 @@ def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
 
 
 def _read_text(
-    path: Path, layout: TableLayout, start: TableStart, rows: int | None
+    path: Path, layout: TableLayout, start: _TableStart, rows: int | None
 ) -> pd.DataFrame:
     names = start.names
     kinds: dict = {n: object if kind is str else kind for n, kind in layout.columns.items() if kind}
@@ -328,8 +322,7 @@ def _read_text(
             text = file if single else io.StringIO(file.read().replace(layout.separator, "\t"))
             return pd.read_csv(
                 text,
-                sep=r"\s+" if layout.gaps and layout.separator == " " else layout.delimiter,
-                skipinitialspace=layout.gaps,
+                **_dialect(layout, spaces=r"\s+"),
                 skiprows=start.above,
                 header=0 if layout.names == "first line" else None,
                 names=unique,
@@ -341,7 +334,6 @@ def _read_text(
                 na_filter=layout.gaps,
                 index_col=False,
                 low_memory=False,
-                quoting=layout.quoting,
                 nrows=rows,
             )
     except (UnicodeDecodeError, *_DAMAGED) as error:
@@ -350,21 +342,32 @@ def _read_text(
         raise _first_fault(path, layout, start, error) from None
 
 
+def _dialect(layout: TableLayout, spaces: str = " ") -> dict[str, Any]:
+    """How parsers divide a line; `spaces` is their separator for any number of spaces."""
+    separator = "\t" if len(layout.separator) > 1 else layout.separator
+    return {
+        "delimiter": spaces if layout.gaps and separator == " " else separator,
+        "quoting": csv.QUOTE_MINIMAL if layout.gaps else csv.QUOTE_NONE,
+        "skipinitialspace": layout.gaps,
+    }
+
+
 def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[list[str]]:
+    dialect = _dialect(layout)
     spaces = layout.gaps and layout.separator == " "
     with _open_text(path, layout.encoding, errors) as file:
         yield from csv.reader(
             (
-                line.strip() if spaces else line.replace(layout.separator, layout.delimiter)
+                line.strip() if spaces else line.replace(layout.separator, dialect["delimiter"])
                 for line in file
             ),
-            delimiter=layout.delimiter,
-            quoting=layout.quoting,
-            skipinitialspace=layout.gaps,
+            **dialect,
         )
 
 
-def _first_fault(path: Path, layout: TableLayout, start: TableStart, error: Exception) -> DataError:
+def _first_fault(
+    path: Path, layout: TableLayout, start: _TableStart, error: Exception
+) -> DataError:
     """Find the first malformed line, slowly, as the fast parser does not report it."""
     above = start.above + (layout.names == "first line")
     with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote

@@ -46,15 +46,10 @@ def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int
     return (numbers >> _SHIFT).astype(np.int64)
 
 
-def user_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
-    """Random number in [0, 1) for each user, `float64 [users]`; arguments as of `row_numbers`."""
-    return (_hashes(interactions.user_ids, seed, name, *address) >> _SHIFT) / 2.0**32
-
-
-def item_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
-    """A random number in [0, 1) of each item, `float64 [items]`, by its id; arguments as of
-    `row_numbers`."""
-    return (_hashes(interactions.item_ids, seed, name, *address) >> _SHIFT) / 2.0**32
+def hashed_shares(ids: np.ndarray, seed: int, name: str, *address: int) -> np.ndarray:
+    """Random number in [0, 1) for each id of a user or an item, `float64 [n]`; other arguments as
+    of `row_numbers`."""
+    return (_hashes(ids, seed, name, *address) >> _SHIFT) / 2.0**32
 
 
 def _hashes(ids: np.ndarray, seed: int, name: str, *address: int) -> np.ndarray:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from fedrec.components.registry import METRIC, available_names, resolve
 from fedrec.config import did_you_mean
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.base import ListMetric, Metric, RatedBlock, RatingMetric, UserMetric
 from fedrec.metrics.ranks import RankedBlock
@@ -27,15 +27,18 @@ ROWS = "rows"
 """Column of rating tables: number of held-out rows of each user."""
 # Groups of metrics: the columns of a group are ordered by list length, and those of one length as
 # named here.
-_RANKING = (
-    ("hits", "ndcg"),
-    ("mrr",),
-    ("recall", "hit-rate", "precision", "discounted-hits", "map"),
-)
+_GROUPS = {
+    None: (
+        ("hits", "ndcg"),
+        ("mrr",),
+        ("recall", "hit-rate", "precision", "discounted-hits", "map"),
+    ),
+    "reconstruction": (("reconstruction-recall", "reconstruction-ndcg"),),
+    "rating": (("mae", "rmse"),),
+}
+"""By protocol of ranking, and for ratings."""
 _LISTS = ("coverage", "gini", "popularity", "popularity-lift")
 _SAMPLED = ("hits-of", "ndcg-of")
-_RECONSTRUCTION = (("reconstruction-recall", "reconstruction-ndcg"),)
-_RATING = (("mae", "rmse"),)
 _LOWER = ("loss", "epsilon", "nominal-epsilon")  # columns of tables beside metrics
 
 
@@ -59,8 +62,8 @@ class Metrics:
     def __init__(self, task: str, settings: EvaluationConfig) -> None:
         self.ks = settings.ks
         added = [_made(section, task) for section in settings.metrics or ()]
-        named = [[Section(name=name) for name in group] for group in _groups(task, settings)]
-        groups = [[_made(section, task) for section in group] for group in named]
+        named = _GROUPS["rating" if task == "rating" else settings.protocol]
+        groups = [[_made(Section(name=name), task) for name in group] for group in named]
         if settings.sampled_items is not None and task == "ranking" and settings.protocol is None:
             options = {"items": settings.sampled_items}
             groups.append([_made(Section(name=name, **options), task) for name in _SAMPLED])  # type: ignore[arg-type]
@@ -182,24 +185,16 @@ def _check_shown(columns: Iterable[str], added: set[str]) -> None:
             )
 
 
-def _groups(task: str, settings: EvaluationConfig) -> Sequence[Sequence[str]]:
-    if task == "rating":
-        return _RATING
-    return _RECONSTRUCTION if settings.protocol == "reconstruction" else _RANKING
-
-
 def _made(section: Section, task: str) -> Any:
-    metric_class: type[Metric] = resolve(METRIC, section.name)  # type: ignore[assignment]
-    settings = component_settings(METRIC, section, at=f"evaluation.metrics.{section.name}")
-    if metric_class.task != task:
+    metric = component_of(METRIC, section, at=f"evaluation.metrics.{section.name}")
+    if metric.task != task:
         raise ExperimentError(
             f"metric {section.name!r} does not support this task",
-            expected=f"task = {metric_class.task!r}",
+            expected=f"task = {metric.task!r}",
             got=f"task = {task!r}",
             fix="leave it out of evaluation.metrics",
         )
-    with component_errors(METRIC.name, metric_class, "when it was made"):
-        return metric_class(settings)
+    return metric
 
 
 def _classes(sections: Iterable[Section]) -> Iterable[type[Metric]]:

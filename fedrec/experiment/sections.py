@@ -76,15 +76,18 @@ def component_settings(
     return {key.replace("-", "_"): value for key, value in arguments.items()}
 
 
-def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
-    """Create the component of a section, from its settings and further arguments.
+def component_of(
+    kind: registry.Kind, section: Section, *arguments: Any, at: str | None = None
+) -> Any:
+    """Create the component of a section, from its settings and further arguments; `at` is the full
+    key of the section, for errors.
 
     Raises:
         ExperimentError: the component is unknown, or a setting is unknown or wrong.
         ComponentError: the constructor failed.
     """
     cls = registry.resolve(kind, section.name)
-    settings = component_settings(kind, section)
+    settings = component_settings(kind, section, at=at)
     with component_errors(kind.name, cls, "when it was made"):
         return cls(settings, *arguments)
 

@@ -15,7 +15,7 @@ from fedrec.config import Config, Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig, Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters, grown_biases
-from fedrec.sums.content import content_columns, content_names
+from fedrec.sums.fold_in import content_columns, content_names
 from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.sums.products import BIAS, chosen_items
 
@@ -252,7 +252,7 @@ class TransitionsModel(ItemWeights):
 # A linear model whose items need no interactions: factors of old ones from users, of new ones from
 # their content.
 #
-# Scores of a user are its vector's products with the items' factors (`fedrec.sums.content`).
+# Scores of a user are its vector's products with the items' factors (`fedrec.sums.fold_in`).
 #
 #     item.bias      popularities, by which users without a known item are ranked for
 #     item.public    columns of vectors and categories, which stay as they are

@@ -53,7 +53,6 @@ from fedrec.nn.layers import (
     row_shares,
     shares_or_codes,
 )
-from fedrec.sums.content import unit
 
 
 class PrivRecConfig(Config):
@@ -227,7 +226,7 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
             got="none",
             fix="set model.item-start = 'random'",
         )
-    joined = torch.cat([unit(table) for table in tables], 1)
+    joined = torch.cat([F.normalize(table) for table in tables], 1)
     centred = joined - joined.mean(0)
     _, values, loadings = torch.linalg.svd(centred, full_matrices=False)
     components = loadings[values > 1e-9 * values.max()][:width]

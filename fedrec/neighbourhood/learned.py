@@ -46,9 +46,6 @@ class Bounds(NamedTuple):
     high: float = math.inf
 
 
-UNBOUNDED = Bounds()
-
-
 def predicted(
     similarity: np.ndarray,
     known: Profiles,
@@ -94,7 +91,7 @@ class Examples:
         return len(self.users)
 
     def gradient(
-        self, similarity: np.ndarray, drawn: np.ndarray, bounds: Bounds = UNBOUNDED
+        self, similarity: np.ndarray, drawn: np.ndarray, bounds: Bounds
     ) -> tuple[np.ndarray, float]:
         """Gradient of half the sum of squared errors of some examples, and that sum of squares.
 

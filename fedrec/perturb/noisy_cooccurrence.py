@@ -40,6 +40,7 @@ from fedrec.rng import source_of, stream
 _USERS_AT_ONCE = 512  # users per block of dense rows in memory
 _ROWS_AT_ONCE = 4096
 _DEPTHS = (1, 10)
+_FACTORS = 64  # of the perturbed table, which describe substitutes and users
 
 
 def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
 
 
 def recovery(
-    real: Interactions, perturbed: Perturbed, seed: int, width: int = 64, penalty: float = 1.0
+    real: Interactions, perturbed: Perturbed, seed: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Shares of replaced rows whose original an attacker predicts.
 
@@ -111,8 +112,6 @@ def recovery(
         real: the training rows before.
         perturbed: the training rows after; rows without an origin are left out.
         seed: seed of the choice of known users.
-        width: number of factors of the perturbed table that describe substitutes and users.
-        penalty: of the ridge regression.
 
     Returns:
         Shares by the number of tries, of the attacker and of predicting the most frequent
@@ -128,8 +127,8 @@ def recovery(
         nothing = {f"top-{depth}": float("nan") for depth in _DEPTHS}
         return nothing, dict(nothing)
     originals = real.items[origin[replaced]]
-    inputs = _described(rows, replaced, width)
-    weights = _ridge(inputs[known], originals[known], real.num_items, penalty)
+    inputs = _described(rows, replaced)
+    weights = _ridge(inputs[known], originals[known], real.num_items)
     asked = inputs[~known]
     truth = originals[~known]
     ranks = []
@@ -143,23 +142,24 @@ def recovery(
     return _shares(np.concatenate(ranks)), _shares(order[truth])
 
 
-def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
+def _described(rows: Interactions, some: np.ndarray) -> np.ndarray:
     """Attacker's inputs for some rows: factors of the item and of the user, and a constant."""
     least = min(rows.num_users, rows.num_items)
     start = np.ones(least)  # fixed start of the iteration, so that factors are deterministic
-    decomposed = svds(binary(rows), k=min(width, least - 1), v0=start)
+    decomposed = svds(binary(rows), k=min(_FACTORS, least - 1), v0=start)
     user, strength, item = map(np.asarray, decomposed)
     factors = [(item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]]
     factors = [factor / max(float(factor.std()), 1e-12) for factor in factors]
     return np.concatenate([*factors, np.ones((len(some), 1))], axis=1)
 
 
-def _ridge(inputs: np.ndarray, labels: np.ndarray, classes: int, penalty: float) -> np.ndarray:
-    """Weights `[inputs, classes]` of a ridge regression to indicators of the labels."""
+def _ridge(inputs: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Weights `[inputs, classes]` of a ridge regression, of penalty 1, to indicators of the
+    labels."""
     indicators = sparse.csr_array(
         (np.ones(len(labels)), (np.arange(len(labels)), labels)), (len(labels), classes)
     )
-    gram = inputs.T @ inputs + penalty * np.eye(inputs.shape[1])
+    gram = inputs.T @ inputs + np.eye(inputs.shape[1])
     return np.linalg.solve(gram, (indicators.T @ inputs).T)
 
 

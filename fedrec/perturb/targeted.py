@@ -4,7 +4,7 @@ report."""
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -236,28 +236,6 @@ class TargetedConfig(Config):
 # eps per profile.
 
 
-@dataclass(frozen=True)
-class Guarantee:
-    """Smallest epsilons that hold for one client (delta = 0).
-
-    Attributes:
-        nominal: epsilon setting of the mechanism.
-        total: the same, of all protected interactions.
-        odds: log of the ratio of the probabilities of publishing an interaction if it is real and
-            as a given fake.
-        slot: one protected interaction alone, replaced by one with another item.
-        item: the merged profile, when one interaction of it is exchanged.
-        profile: the merged profile, when all of it is exchanged.
-    """
-
-    nominal: float
-    total: float
-    odds: float
-    slot: float
-    item: float
-    profile: float
-
-
 def guarantee(
     config: TargetedConfig,
     *,
@@ -266,8 +244,12 @@ def guarantee(
     rows: int,
     protected: int,
     num_values: int = 1,
-) -> Guarantee:
-    """Compute the epsilons of one client.
+) -> dict[str, float]:
+    """Compute the smallest epsilons that hold for one client (delta = 0), by their titles in
+    reports: those of the setting, the log of the ratio of the probabilities of publishing an
+    interaction if it is real and as a given fake one, of one protected interaction alone that is
+    replaced by one with another item, and of the merged profile when one interaction or all of it
+    is exchanged.
 
     Args:
         config: the settings.
@@ -282,7 +264,14 @@ def guarantee(
     odds = epsilon + math.log(unvisited * num_values) if unvisited else math.inf
     slot = odds if num_values == 1 else math.inf
     profile = slot if protected == rows == 1 else math.inf
-    return Guarantee(epsilon, protected * epsilon, odds, slot, profile, profile)
+    return {
+        "nominal, one interaction": epsilon,
+        "nominal, all protected": protected * epsilon,
+        "true, log odds of a real interaction": odds,
+        "true, one slot": slot,
+        "true, profile, one item exchanged": profile,
+        "true, whole profile": profile,
+    }
 
 
 # Perturbed profiles of all clients: the merged data sets of the poster "targeted DP" (equation 3).
@@ -291,22 +280,9 @@ def guarantee(
 # before the first round. A row's item and rating change; its user, time and position do not.
 
 
-@dataclass(frozen=True, eq=False)
-class PerturbedProfiles:
-    """Perturbed training rows of all clients.
-
-    Attributes:
-        learned: the training rows; item and rating of some differ from the real ones.
-        protected: `int64 [rows]`, ascending: row numbers of the protected interactions.
-        guarantees: by client with training rows.
-    """
-
-    learned: Interactions
-    protected: np.ndarray
-    guarantees: dict[int, Guarantee]
-
-
-def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> PerturbedProfiles:
+def perturb_profiles(
+    data: TrainingData, config: TargetedConfig, seed: int
+) -> tuple[Interactions, np.ndarray, dict[int, dict[str, float]]]:
     """Perturb the training rows of all clients.
 
     Args:
@@ -314,6 +290,11 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
             not used, a replaced row keeps its rating. The rating scale is that of these rows.
         config: the settings.
         seed: of the streams `"perturb"`, one per client.
+
+    Returns:
+        The training rows, of which some have another item and rating; `int64 [rows]`, ascending,
+        the row numbers of the protected interactions; and the guarantee of each client with
+        training rows.
 
     Raises:
         ExperimentError: the attribute is unknown, or a user has several categories of it.
@@ -343,7 +324,7 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
         sizes = {"own_items": len(visited), "rows": len(items), "protected": count}
         guarantees[client] = guarantee(config, **sizes, **rows.sizes)
     protected = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
-    return PerturbedProfiles(rows.table(), protected, guarantees)
+    return rows.table(), protected, guarantees
 
 
 def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
@@ -389,43 +370,27 @@ def _stereotypes(data: TrainingData, groups: np.ndarray, num_groups: int) -> np.
 # Statistics of a targeted perturbation over clients: its effect on the dataset and its guarantee.
 
 
-_EPSILONS = {
-    "nominal, one interaction": "nominal",
-    "nominal, all protected": "total",
-    "true, log odds of a real interaction": "odds",
-    "true, one slot": "slot",
-    "true, profile, one item exchanged": "item",
-    "true, whole profile": "profile",
-}
-"""Titles of the epsilons in a report, and their names in a `Guarantee`."""
-
-
-def summary(real: Interactions, perturbed: PerturbedProfiles) -> dict[str, Any]:
+def summary(changed: np.ndarray, guarantees: Collection[Mapping[str, float]]) -> dict[str, Any]:
     """Summarise a targeted perturbation for reports.
 
     Args:
-        real: the training rows before.
-        perturbed: the training rows after.
+        changed: `bool [protected]`, whether a protected row has another item.
+        guarantees: of the clients.
 
     Returns:
         `protected`, the number of protected rows; `changed`, the share of these with another item;
         `epsilon`, the smallest, median and largest value over clients of each kind of guarantee.
     """
-    protected = perturbed.protected
-    changed = real.items[protected] != perturbed.learned.items[protected]
     epsilons = {
-        title: sorted(getattr(each, name) for each in perturbed.guarantees.values())
-        for title, name in _EPSILONS.items()
-    }
-    spreads = {  # the median without interpolation between finite and infinite values
-        title: {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
-        for title, values in epsilons.items()
-        if values
+        title: sorted(each[title] for each in guarantees) for title in next(iter(guarantees), ())
     }
     return {
-        "protected": len(protected),
-        "changed": float(changed.mean()) if len(protected) else 0.0,
-        "epsilon": spreads,
+        "protected": len(changed),
+        "changed": float(changed.mean()) if len(changed) else 0.0,
+        "epsilon": {  # the median without interpolation between finite and infinite values
+            title: {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
+            for title, values in epsilons.items()
+        },
     }
 
 
@@ -445,9 +410,10 @@ class Targeted(Perturbation):
         return RATING_SCALE if rated else ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        profiles = perturb_profiles(data, self.config, self.seed)
-        figures = summary(data.rows, profiles)
-        return Perturbed(profiles.learned, np.arange(len(data.rows)), figures)
+        rows, protected, guarantees = perturb_profiles(data, self.config, self.seed)
+        changed = data.rows.items[protected] != rows.items[protected]
+        figures = summary(changed, guarantees.values())
+        return Perturbed(rows, np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
         """Describe nominal and true epsilons, in sentences."""

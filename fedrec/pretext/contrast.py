@@ -3,13 +3,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedrec.config import Config, Width
 from fedrec.data.client_data import ClientData
@@ -22,7 +22,6 @@ from fedrec.pretext.views import (
     encode_sessions,
     initial_encoder,
     mean_directions,
-    unit_rows,
 )
 from fedrec.training.block import Batches, Block, Rectangle, UserCodes
 from fedrec.training.descent import Recommending
@@ -39,10 +38,10 @@ from fedrec.training.descent import Recommending
 # - A temperature divides the inner products, as is usual for cosines (Chen et al. 2020, SimCLR); 1
 #   is the paper's.
 
-EncoderName = Literal["gru", "mean"]
+_EncoderName = Literal["gru", "mean"]
 
 
-def info_nce(query: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+def _info_nce(query: Tensor, candidates: Tensor, temperature: float) -> Tensor:
     """Negative log-probability of the first candidate, by inner products with the query.
 
     Args:
@@ -84,7 +83,7 @@ class SessionConfig(Config):
     """Weight of the item-masked loss (lambda_IM, eq. 10)."""
     lambda_sm: float = Field(default=1.0, ge=0)
     """Weight of the segment-masked loss (lambda_SM, eq. 10)."""
-    encoder: EncoderName = "gru"
+    encoder: _EncoderName = "gru"
     """`gru`: a recurrent network on sessions and a feed-forward one on items (paper); `mean`: a
     session is the direction of the mean of its items' unit embeddings, an item its own direction,
     and only the item embedding is trained."""
@@ -182,8 +181,11 @@ class SessionTask:
         masked, candidates, *_ = embeddings.split(self.layout.widths, 2)
         real = present.split(self.layout.widths, 2)[0]
         queries = self._sessions(parameters, masked, real)
-        encode = unit_rows if self.config.encoder == "mean" else partial(encode_items, parameters)
-        losses = info_nce(queries, encode(candidates), self.config.temperature)
+        if self.config.encoder == "mean":
+            encoded = F.normalize(candidates, dim=-1)
+        else:
+            encoded = encode_items(parameters, candidates)
+        losses = _info_nce(queries, encoded, self.config.temperature)
         return _mean(losses, real.any(-1))
 
     def segment_loss(
@@ -200,7 +202,9 @@ class SessionTask:
             parameters, segments.reshape(*shape, width), in_segments.reshape(shape)
         )
         queries = self._sessions(parameters, masked, real)
-        losses = info_nce(queries, candidates.unflatten(1, (views, count)), self.config.temperature)
+        losses = _info_nce(
+            queries, candidates.unflatten(1, (views, count)), self.config.temperature
+        )
         return _mean(losses, real[..., 0])
 
     def _sessions(
@@ -308,16 +312,12 @@ class SessionObjective:
 
     Args:
         task: the self-supervised task (equation 10 of PrivRec).
-        recommending: the loss on the examples; None: there are no examples.
-        weight: weight of that loss (lambda_DSSM, equation 11).
+        recommending: the loss on the examples (equation 11, with weight 1); None: there are none.
     """
 
-    def __init__(
-        self, task: SessionTask, recommending: Recommending | None = None, weight: float = 1.0
-    ) -> None:
+    def __init__(self, task: SessionTask, recommending: Recommending | None = None) -> None:
         self.task = task
         self.recommending = recommending
-        self.weight = weight
 
     @property
     def capturable(self) -> bool:
@@ -336,9 +336,7 @@ class SessionObjective:
             return loss
         tables = {name: parameters[name] for name in self.recommending.model.item_tables}
         examples = {name: rows[:, : block.items.shape[2]] for name, rows in tables.items()}
-        return loss + self.weight * self.recommending(
-            {**parameters, **examples}, block, step, active
-        )
+        return loss + self.recommending({**parameters, **examples}, block, step, active)
 
 
 def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:

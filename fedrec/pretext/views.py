@@ -301,11 +301,6 @@ def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tens
 # uninformative.
 
 
-def unit_rows(embeddings: Tensor) -> Tensor:
-    """Scale embeddings `[..., d]` to length 1; zeros stay zeros."""
-    return F.normalize(embeddings, dim=-1)
-
-
 def mean_directions(embeddings: Tensor, present: Tensor) -> Tensor:
     """Direction of the mean of sessions' unit embeddings.
 
@@ -316,5 +311,5 @@ def mean_directions(embeddings: Tensor, present: Tensor) -> Tensor:
     Returns:
         `[..., d]`, of length 1; zeros for a session without items.
     """
-    directions = unit_rows(embeddings) * present.unsqueeze(-1)
-    return unit_rows(directions.sum(-2))
+    directions = F.normalize(embeddings, dim=-1) * present.unsqueeze(-1)
+    return F.normalize(directions.sum(-2), dim=-1)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item embeddings from public features and a noisy Gram matrix, and user vectors given them."""
+"""Item embeddings from public features and a noisy Gram matrix, user vectors given them, and a map
+from what is public of items to the factors of a linear model."""
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ from fedrec.config import Config
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.sums.products import shrunk
+
+_LOG = logging.getLogger("fedrec")
 
 # A user's vector under a log-linear model of its liked items, given item embeddings.
 #
@@ -32,6 +36,7 @@ from fedrec.sums.products import shrunk
 # covariance C is the same for all users; in the eigenbasis of C it is diagonal. Step lengths are
 # those of Barzilai and Borwein (1988), and a step that lowers the objective is undone and halved.
 
+_ITERATIONS = 100  # largest number of steps
 _STEPS = (0.1, 3.0)  # smallest and largest step length, in units of the first
 
 
@@ -41,19 +46,11 @@ class LogLinear:
     Args:
         embeddings: `float [items, width]`; user vectors and scores have the same precision.
         log_shares: `float [items]`, logarithms of popularities, which need not be normalised.
-        iterations: largest number of steps.
         tolerance: iteration stops for users whose gradient norm (in the metric of the curvature at
             0) is at most this.
     """
 
-    def __init__(
-        self,
-        embeddings: Tensor,
-        log_shares: Tensor,
-        *,
-        iterations: int = 100,
-        tolerance: float = 1e-2,
-    ) -> None:
+    def __init__(self, embeddings: Tensor, log_shares: Tensor, *, tolerance: float = 1e-2) -> None:
         shares = torch.softmax(log_shares, 0)
         centred = embeddings - shares @ embeddings
         curvature = ((centred * shares[:, None]).T @ centred).double()
@@ -62,7 +59,6 @@ class LogLinear:
         self.curvature = values
         self.embeddings = centred @ axes
         self.log_shares = torch.log_softmax(log_shares, 0)
-        self._iterations = iterations
         self._tolerance = tolerance
         self._rounding = 8 * torch.finfo(embeddings.dtype).eps
 
@@ -79,7 +75,7 @@ class LogLinear:
         unfinished = torch.arange(len(liked), device=liked.device)
         given = self._given(liked)
         state = self._start(given)
-        for _ in range(self._iterations):
+        for _ in range(_ITERATIONS):
             open_ = self._open(given, state)
             tastes[unfinished[~open_]] = state.taste[~open_]
             unfinished = unfinished[open_]
@@ -101,7 +97,7 @@ class LogLinear:
         given = self._given(liked)
 
         def unfinished(count: Tensor, *state: Tensor) -> Tensor:
-            return (count < self._iterations) & self._open(given, _State(*state)).any()
+            return (count < _ITERATIONS) & self._open(given, _State(*state)).any()
 
         def moved(count: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             return (count + 1, *self._moved(given, _State(*state)))
@@ -192,6 +188,7 @@ _NEGLIGIBLE = 1e-6  # of the largest eigenvalue; below it a direction of a kerne
 # together, and of a word of a text
 _ORDERED_VARIANCE = 0.5
 _INTERACTION_VARIANCE = 0.3
+_INTERACTIONS = 32  # largest number of columns of each pair of features, the leading ones
 _WORD_VARIANCE = 0.3
 _WORD_ITEMS = (2, 12)  # items that have a word: fewer or more carry little of other items
 
@@ -217,15 +214,12 @@ def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNam
     )
 
 
-def feature_embeddings(
-    features: FeatureTable, config: PublicPriorConfig, interactions: int = 32
-) -> np.ndarray:
+def feature_embeddings(features: FeatureTable, config: PublicPriorConfig) -> np.ndarray:
     """Item embeddings with products equal to the prior covariance of a user's utilities.
 
     Args:
         features: public ones of the items.
         config: the prior.
-        interactions: largest number of columns for the interactions, the leading ones.
 
     Returns:
         `float64 [items, width]`.
@@ -256,7 +250,7 @@ def feature_embeddings(
         unit = unit_rows(table)
         for other in finer:
             pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
-            columns.append(_INTERACTION_VARIANCE**0.5 * _leading(pairs, interactions))
+            columns.append(_INTERACTION_VARIANCE**0.5 * _leading(pairs, _INTERACTIONS))
     return np.concatenate(columns, axis=1)
 
 
@@ -440,3 +434,94 @@ def expected_counts(noisy: np.ndarray, std: float) -> np.ndarray:
     log_density = -0.5 * moved.square() - 0.5 * np.log(2 * np.pi)
     hazard = (log_density - torch.special.log_ndtr(moved)).exp()
     return np.maximum(std * (moved + hazard).numpy(), 1e-9 * std)
+
+
+# From what is public of items, their vectors and categories, to the factors of a linear model.
+#
+# A linear item-to-item model has weights B = L R^T: a user with items x has the vector t = x L, and
+# item i the score t . R_i. PureSVD has L = R = V, the first right singular vectors of the users'
+# matrix, and EASE has L = I and R = B^T. An item that nobody has used has no R_i. It follows from
+# its columns c_i, vectors and categories of unit length, by ridge regression over the items that
+# users have used:
+#
+#     M = (C^T C + lambda I)^-1 C^T R,    R_i = c_i M
+#
+# (as in attribute-to-feature mappings, Gantner et al. 2010). Items that have factors keep them.
+# Both L and R follow from the sum of the users' products alone, and the columns are public, so that
+# the map costs no privacy beyond that of the sum. An item's columns depend on the item alone.
+
+
+class MapConfig(Config):
+    """Setting of the map from columns to factors."""
+
+    map_regularisation: float = Field(default=1.0, gt=0)
+    """Lambda of the ridge regression from vectors and categories, of unit length each, > 0."""
+
+
+def content_names(known: FeatureNames) -> FeatureNames:
+    """The features of a dataset that columns are made of."""
+    return FeatureNames(items=known.items, item_vectors=known.item_vectors)
+
+
+def content_columns(features: FeatureTable, *, categories: bool = True) -> Tensor:
+    """The columns of items, `float32 [items, columns]`: each dense vector, and the categories of
+    each feature, with length 1; zeros where an item has none. Where nothing is known of any item,
+    one column is the same for all, so that new items are ranked alike.
+
+    Args:
+        features: of the items.
+        categories: whether to take categories beside vectors; without vectors they are taken.
+    """
+    vectors = features.vectors
+    tables = [F.normalize(torch.tensor(vector.values, dtype=torch.float64)) for vector in vectors]
+    if categories or not vectors:
+        tables += [torch.from_numpy(unit_rows(memberships(f))) for f in features.features]
+    if not tables:
+        _LOG.warning(
+            "nothing is public of the items, neither vectors nor categories: new items are ranked"
+            " alike (dataset.item-vectors; docs/guides/new-items.md)"
+        )
+        tables = [torch.ones(features.rows, 1)]
+    return torch.cat(tables, 1).float()
+
+
+def mapped(
+    left: Tensor,
+    right: Tensor,
+    chosen: Tensor,
+    used: Tensor,
+    columns: Tensor,
+    regularisation: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A linear model of the whole catalogue.
+
+    Args:
+        left: L of the chosen items, `float64 [m, width]`.
+        right: R of the chosen items, likewise.
+        chosen: these items, `int64 [m]`.
+        used: which of them users have used, `bool [m]`; the others have no factors of their own.
+        columns: of all items, `float [items, columns]`.
+        regularisation: lambda, > 0.
+
+    Returns:
+        What an item of a user adds to the user's vector, `float64 [items, width]`; factors of
+        items, whose products with the user's vector are scores, likewise; and M, `float64 [columns,
+        width]`.
+    """
+    public = columns.double()
+    known = public[chosen[used]]
+    matrix = known.T @ known
+    matrix.diagonal().add_(regularisation)
+    weights = torch.linalg.solve(matrix, known.T @ right[used])
+    outputs = public @ weights
+    outputs[chosen[used]] = right[used]
+    inputs = torch.zeros_like(outputs)
+    inputs[chosen[used]] = left[used]
+    return inputs, outputs, weights
+
+
+def similarities(columns: np.ndarray, power: float) -> np.ndarray:
+    """The power of the cosines between items with columns `float32 [items, columns]`, at least 0,
+    `float32 [items, items]`."""
+    rows = F.normalize(torch.from_numpy(columns).double()).float()
+    return (rows @ rows.T).clamp_(min=0).pow_(power).numpy()

@@ -32,7 +32,7 @@ def noise_edge(std: float, items: int) -> float:
     return std * (2 * items) ** 0.5
 
 
-def with_eigenvalues(matrices: Tensor, changed: Callable[[Tensor], Tensor]) -> Tensor:
+def _with_eigenvalues(matrices: Tensor, changed: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a function to the eigenvalues `[..., d]` of symmetric matrices `[..., d, d]`."""
     values, vectors = torch.linalg.eigh((matrices + matrices.mT) / 2)
     return (vectors * changed(values).unsqueeze(-2)) @ vectors.mT
@@ -40,7 +40,7 @@ def with_eigenvalues(matrices: Tensor, changed: Callable[[Tensor], Tensor]) -> T
 
 def semi_definite(matrices: Tensor) -> Tensor:
     """Nearest positive semi-definite matrices to symmetric `[..., d, d]`."""
-    return with_eigenvalues(matrices, lambda values: values.clamp(min=0))
+    return _with_eigenvalues(matrices, lambda values: values.clamp(min=0))
 
 
 def is_semi_definite(matrix: Tensor) -> bool:
@@ -424,7 +424,7 @@ def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
 
 def _shrunk(matrix: Tensor, edge: float) -> Tensor:
     """Symmetric matrix with shrunk eigenvalues."""
-    return with_eigenvalues(matrix, lambda values: shrunk(values, edge))
+    return _with_eigenvalues(matrix, lambda values: shrunk(values, edge))
 
 
 def _shrunk_rectangle(matrix: Tensor, std: float) -> Tensor:

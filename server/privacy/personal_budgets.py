@@ -24,7 +24,7 @@ import pandas as pd
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.components import registry
-from fedrec.data.independence import check_declared_categories, check_independent_clients
+from fedrec.data.population import check_declared_categories, check_independent_clients
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phases_of
 from fedrec.experiment.schema import Experiment

@@ -14,8 +14,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
-from fedrec.data.independence import check_declared_categories, check_independent_clients
-from fedrec.data.population import POPULATIONS
+from fedrec.data.population import POPULATIONS, check_declared_categories, check_independent_clients
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of, phase_at
 from fedrec.experiment.schema import Experiment

@@ -24,11 +24,10 @@ from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY, resolve
 from fedrec.components.registry import Kind as Component
 from fedrec.config import Config
 from fedrec.data.client_data import ClientData
-from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions, Schema, more_ids
 from fedrec.data.population import Population
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.splits.rules import Partition, Split, partition_by, split_of
+from fedrec.data.splits.rules import Partition, Split, partition_by
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of, component_settings
@@ -249,9 +248,9 @@ class CanaryUsers(Reader):
         return replace(
             data,
             user_ids=more_ids(data.user_ids, users, "canary"),
-            user_features=_longer(data.user_features, users),
+            user_features=data.user_features.extended(np.full(users, -1)),
             item_ids=more_ids(data.item_ids, items, "canary"),
-            item_features=_longer(data.item_features, items),
+            item_features=data.item_features.extended(np.full(items, -1)),
         )
 
     def files(self) -> list[Path]:
@@ -261,11 +260,6 @@ class CanaryUsers(Reader):
         section = Section.model_validate(self.config.base)
         settings = component_settings(DATASET, section, at="dataset.base")
         return resolve(DATASET, section.name)(section.name, settings)
-
-
-def _longer(table: FeatureTable, count: int) -> FeatureTable:
-    """Append rows without categories to features."""
-    return table.renumbered(np.append(np.arange(table.rows), np.full(count, -1)), table.rows)
 
 
 class CanaryClientsConfig(Config):
@@ -285,7 +279,9 @@ class CanaryClients(Split):
 
     def depends_on(self, adjacency: Adjacency) -> str:
         """Return the dependence of the other split."""
-        return split_of(Section.model_validate(self.config.base), self.seed).depends_on(adjacency)
+        return component_of(
+            registry.SPLIT, Section.model_validate(self.config.base), self.seed
+        ).depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the other split.

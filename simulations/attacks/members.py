@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from fedrec.components.registry import SPLIT
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.splits.rules import Partition, Split, partition_by, split_of
+from fedrec.data.splits.rules import Partition, Split, partition_by
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section
+from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 
@@ -51,9 +52,8 @@ class Members(Split):
 
     def depends_on(self, adjacency: Adjacency) -> str:
         """Return the dependence of the other split."""
-        return split_of(Section.model_validate(self.config.base), self.config.seed).depends_on(
-            adjacency
-        )
+        base = Section.model_validate(self.config.base)
+        return component_of(SPLIT, base, self.config.seed).depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the other split, and choose among the training clients.

@@ -66,16 +66,12 @@ def test_nothing_is_joined_to_nothing():
 
 @pytest.fixture
 def dataset() -> Interactions:
-    features = FeatureTable(
-        4,
-        (
-            Feature.single("gender", ["F", "M", "F", "M"]),
-            Feature.multiple("age", [["18-24"], ["25-34"], [], ["25-34"]]),
-            Feature.multiple("tags", [["a", "b"], ["a"], [], []]),
-        ),
-    )
+    gender = Feature.single("gender", ["F", "M", "F", "M"])
+    age = Feature.multiple("age", [["18-24"], ["25-34"], [], ["25-34"]])
+    tags = Feature.multiple("tags", [["a", "b"], ["a"], [], []])
+    features = FeatureTable(4, (gender, age, tags)), FeatureTable(1)
     empty = np.empty(0, dtype=np.int64)
-    return Interactions("hand", empty, empty, np.arange(4), np.arange(1), features, FeatureTable(1))
+    return Interactions("hand", empty, empty, np.arange(4), np.arange(1), *features)
 
 
 def test_groups_by_activity_and_single_valued_features(dataset):
@@ -137,10 +133,8 @@ def population():
         held_out = [item for item in wanted if user or item not in COLD][:6]
         rows += [(user, item, part) for own, part in ((known, 0), (held_out, 1)) for item in own]
     users, items, part = np.array(rows).T
-    data = Interactions(
-        "hand", users, items, np.arange(USERS), np.arange(ITEMS), FeatureTable(USERS),
-        FeatureTable(ITEMS),
-    )  # fmt: skip
+    names, features = zip(*((np.arange(n), FeatureTable(n)) for n in (USERS, ITEMS)), strict=True)
+    data = Interactions("hand", users, items, *names, *features)
     none = np.empty(0, dtype=np.int64)
     parts = Partition(np.arange(8), np.flatnonzero(part == 0), none, np.flatnonzero(part == 1))
     return Population(data, parts, task="ranking", positive_above=None)
@@ -176,9 +170,8 @@ def hits_by_hand(population, k):
 
 
 def test_their_line_is_the_mean_over_them_alone(population):
-    found = CentralEvaluation(population, EvaluationConfig(ks=(3, 5))).measure(
-        FixedScores(Baseline.Config())
-    )
+    evaluation = CentralEvaluation(population, EvaluationConfig(ks=(3, 5)))
+    found = evaluation.measure(FixedScores(Baseline.Config()))
     groups = found.groups()
     for k in (3, 5):
         count, share = hits_by_hand(population, k)

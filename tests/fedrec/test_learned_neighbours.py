@@ -63,7 +63,7 @@ def test_euler(profiles, similarity):
     example's gradient."""
     examples = Examples(profiles, item_means(profiles))
     for place in range(len(examples)):
-        gradient, _ = examples.gradient(similarity, np.array([place]))
+        gradient, _ = examples.gradient(similarity, np.array([place]), Bounds())
         assert abs((similarity * gradient).sum()) < 1e-12 * max(1, np.abs(gradient).max())
         assert np.count_nonzero(gradient.any(axis=1)) <= 1  # one row
 
@@ -216,9 +216,8 @@ def test_nearest_keeps_the_largest_magnitudes():
 
 
 def test_profiles_group_and_average_repeated_ratings():
-    found = Profiles.of(
-        3, 4, np.array([2, 0, 2, 2]), np.array([1, 3, 0, 1]), np.array([5.0, 4, 1, 2])
-    )
+    columns = [2, 0, 2, 2], [1, 3, 0, 1], [5.0, 4, 1, 2]
+    found = Profiles.of(3, 4, *map(np.array, columns))
     assert found.offsets.tolist() == [0, 1, 1, 3] and found.items.tolist() == [3, 0, 1]
     assert found.values.tolist() == [4, 1, 3.5] and found.users.tolist() == [0, 2, 2]
     means = item_means(found)

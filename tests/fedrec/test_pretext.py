@@ -180,10 +180,8 @@ def test_a_session_without_items_is_zero_and_what_is_not_present_does_not_matter
     present = (torch.arange(5) < 2).expand(2, 3, 5)
     noisy = embeddings.clone()
     noisy[:, :, 2:] = 1e3
-    torch.testing.assert_close(
-        encode_sessions(parameters, noisy, present),
-        encode_sessions(parameters, embeddings, present),
-    )
+    found = (encode_sessions(parameters, given, present) for given in (noisy, embeddings))
+    torch.testing.assert_close(*found)
 
 
 def test_the_recommender_is_what_does_not_belong_to_the_encoders():
@@ -201,14 +199,9 @@ def parts(views, layout=VIEWS_LAYOUT):
     """The four parts of each view as lists without padding; segments as a list of lists."""
     bounds = np.cumsum((0, *layout.widths))
     for view in views:
-        masked, candidates, replaced, segments = (
-            view[start:stop] for start, stop in pairwise(bounds)
-        )
-        rows = segments.reshape(-1, layout.segment)
-        yield (
-            [part[part >= 0].tolist() for part in (masked, candidates, replaced)],
-            [r[r >= 0].tolist() for r in rows],
-        )
+        *items, segments = (view[start:stop] for start, stop in pairwise(bounds))
+        rows = items, segments.reshape(-1, layout.segment)
+        yield [[row[row >= 0].tolist() for row in part] for part in rows]
 
 
 @pytest.mark.parametrize(
@@ -229,20 +222,13 @@ def test_sessions_are_few_nearly_equal_and_of_two_items_at_least(items, longest,
 def test_every_view_hides_one_item_and_one_segment_of_its_session():
     """27 distinct items in five sessions; items from 100 on are unknown to the user."""
     sequence = np.random.default_rng(0).permutation(27)
-    starts, lengths = cut_sessions(27, 6)
-    sessions = [
-        sequence[start : start + length].tolist()
-        for start, length in zip(starts, lengths, strict=True)
-    ]
+    cuts = zip(*cut_sessions(27, 6), strict=True)
+    sessions = [sequence[start : start + length].tolist() for start, length in cuts]
     views = draw_views(sequence, VIEWS_LAYOUT, 40, 200, np.random.default_rng(1))
     assert views.shape == (5 * 40, VIEWS_LAYOUT.width)
     for number, ((masked, candidates, replaced), segments) in enumerate(parts(views)):
         session = sessions[number // 40]
-        (spot,) = (
-            place
-            for place, (old, new) in enumerate(zip(session, masked, strict=True))
-            if old != new
-        )
+        ((spot,),) = np.nonzero(np.array(session) != masked)
         assert candidates[0] == session[spot] and candidates[1] == masked[spot]
         assert len(candidates) == 4 and all(27 <= item < 200 for item in candidates[1:])
         true, *negatives = segments
@@ -251,9 +237,7 @@ def test_every_view_hides_one_item_and_one_segment_of_its_session():
         assert replaced == session[:begin] + negatives[0] + session[begin + 2 :]
         for negative in negatives:
             assert not set(negative) & set(true)
-            assert any(
-                negative == own[at : at + 2] for own in sessions for at in range(len(own) - 1)
-            )
+            assert any(negative == list(pair) for own in sessions for pair in pairwise(own))
 
 
 def test_a_masked_place_may_stay_empty():
@@ -283,12 +267,8 @@ def test_segments_and_negatives_are_drawn_uniformly():
         counts = [seen[true, window] for window in possible]
         assert sum(counts) == sum(count for (own, _), count in seen.items() if own == true)
         assert chisquare(counts).pvalue > 1e-4
-    assert (
-        chisquare(
-            [sum(c for (own, _), c in seen.items() if own == true) for true in windows]
-        ).pvalue
-        > 1e-4
-    )
+    of_true = [sum(c for (own, _), c in seen.items() if own == true) for true in windows]
+    assert chisquare(of_true).pvalue > 1e-4
 
 
 def test_one_item_and_a_whole_catalogue_give_no_view():
@@ -308,9 +288,8 @@ def test_a_view_without_another_segment_says_so():
     """One session of four items: a segment in its middle overlaps every other one."""
     layout = ViewLayout(session=4, item_negatives=1, segment=2, segment_negatives=2)
     found = set()
-    for (masked, _, replaced), segments in parts(
-        draw_views(np.arange(4), layout, 60, 6, np.random.default_rng(0)), layout
-    ):
+    views = draw_views(np.arange(4), layout, 60, 6, np.random.default_rng(0))
+    for (masked, _, replaced), segments in parts(views, layout):
         assert len(masked) == 4
         found.add((tuple(replaced), tuple(map(tuple, segments))))
     assert found == {

@@ -44,9 +44,8 @@ def test_directions_that_are_zero_but_for_rounding_are_left_out():
     direction = torch.rand(12, 1, generator=generator, dtype=torch.float64)
     rounding = 1e-14 * torch.randn(12, 12, generator=generator, dtype=torch.float64)
     gram = direction @ direction.T + rounding + rounding.T
-    weights = solved_weights(
-        gram, 0.0, solution="puresvd", factors=5, regularisation=1.0, ridge=0.0
-    )
+    settings = {"factors": 5, "regularisation": 1.0, "ridge": 0.0}
+    weights = solved_weights(gram, 0.0, solution="puresvd", **settings)
     unit = direction / direction.norm()
     torch.testing.assert_close(weights, unit @ unit.T, atol=1e-10, rtol=0)
 
@@ -103,9 +102,8 @@ def features():
 
 def by_hand(length_scale):
     def covariance(one, other):
-        return np.mean(
-            [[np.exp(-((int(a) - int(b)) ** 2) / 2 / length_scale**2) for b in other] for a in one]
-        )
+        apart = np.subtract.outer(np.array(one, int), np.array(other, int))
+        return np.exp(-(apart**2) / 2 / length_scale**2).mean()
 
     return np.array([[covariance(one, other) for other in ERAS] for one in ERAS])
 
@@ -115,12 +113,10 @@ def test_the_kernel_is_that_of_categories_ordered_ones_and_their_products(featur
     products."""
     common = np.array([[len(set(one) & set(other)) for other in TAGS] for one in TAGS])
     unit = np.array([max(len(one), 1) ** 0.5 for one in TAGS])
-    expected = (
-        0.7 * common + 0.5 * by_hand(1.5) + 0.3 * common / np.outer(unit, unit) * by_hand(0.75)
-    )
-    found = feature_embeddings(
-        features, PublicPriorConfig(ordered={"eras": 1.5}, feature_variance=0.7)
-    )
+    products = 0.3 * common / np.outer(unit, unit) * by_hand(0.75)
+    expected = 0.7 * common + 0.5 * by_hand(1.5) + products
+    config = PublicPriorConfig(ordered={"eras": 1.5}, feature_variance=0.7)
+    found = feature_embeddings(features, config)
     np.testing.assert_allclose(found @ found.T, expected, atol=1e-5)
 
 
@@ -227,14 +223,11 @@ def test_counts_are_means_of_their_posterior(std):
     def moment(power, seen):
         top = max(0.0, seen - std**2 / mean)
         ends = max(0.0, top - 12 * std), top + 12 * std
-        at_top = norm.logpdf(seen, top, std) - top / mean
-        return quad(
-            lambda count: (
-                count**power * np.exp(norm.logpdf(seen, count, std) - count / mean - at_top)
-            ),
-            *ends,
-            limit=200,
-        )[0]
+
+        def log(count):
+            return norm.logpdf(seen, count, std) - count / mean
+
+        return quad(lambda n: n**power * np.exp(log(n) - log(top)), *ends, limit=200)[0]
 
     expected = [moment(1, seen) / moment(0, seen) for seen in noisy]
     np.testing.assert_allclose(expected_counts(noisy, std), expected, rtol=1e-4)
@@ -363,9 +356,8 @@ def test_the_baseline_scores_what_follows_in_time(shuffled):
     histories = Histories(size, offsets, items)
     if shuffled:
         random = np.random.default_rng(5)
-        order = np.concatenate(
-            [random.permutation(np.arange(a, b)) for a, b in itertools.pairwise(offsets)]
-        )
+        own = (np.arange(a, b) for a, b in itertools.pairwise(offsets))
+        order = np.concatenate([random.permutation(rows) for rows in own])
         histories = Histories(size, offsets, items[order], times=times[order])
     baseline = TransitionsBaseline(TransitionsBaseline.Config(window=4, decay=0.7))
     baseline.fit(histories)

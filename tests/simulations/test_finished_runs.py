@@ -199,8 +199,7 @@ def table_of_recommending(tmp_path_factory):
     random = np.random.default_rng(0)
     rows = {(f"u{random.integers(40)}", f"i{random.integers(30)}") for _ in range(500)}
     file = tmp_path_factory.mktemp("data") / "likes.csv"
-    lines = ["customer,sku", *(",".join(row) for row in sorted(rows))]
-    file.write_text("\n".join(lines) + "\n")
+    pd.DataFrame(sorted(rows), columns=["customer", "sku"]).to_csv(file, index=False)
     return file
 
 
@@ -286,9 +285,8 @@ def test_fine_tuning_on_the_device_is_part_of_the_scores(tiny_experiment, tmp_pa
     result = fedrec.run(tiny_experiment(), output=tmp_path / "run")
     tuned = fedrec.Result.load(tmp_path / "run").scores()
     assert tuned.shape == (24, 30)
-    shared = fedrec.run(
-        tiny_experiment(), ["evaluation.fine-tune={epochs=0}"], output=tmp_path / "shared"
-    )
+    untuned = ["evaluation.fine-tune={epochs=0}"]
+    shared = fedrec.run(tiny_experiment(), untuned, output=tmp_path / "shared")
     np.testing.assert_array_equal(shared.parameters["item.id"], result.parameters["item.id"])
     assert not np.allclose(tuned, shared.scores())
 
@@ -317,9 +315,7 @@ HOSTILE = {
     "a rating of 0": lambda rows: [(rows[0][0], 0), *rows[1:]],
     "a rating of 10": lambda rows: [(rows[0][0], 10), *rows[1:]],
     "a rating of a million": lambda rows: [(rows[0][0], 1e6), *rows[1:]],
-    "a rating of its own in each row": lambda rows: [
-        (item, 1 + item / 100) for item in range(ITEMS)
-    ],
+    "a rating of its own in each row": lambda _: [(item, 1 + item / 100) for item in range(ITEMS)],
     "one row fewer": lambda rows: rows[1:],
     "one row": lambda rows: rows[:1],
     "all items": lambda rows: [(item, 5) for item in range(ITEMS)],
@@ -349,13 +345,11 @@ def private(tmp_path):
         epsilon: float | None = 50.0,
         **columns,
     ):
-        lines = [
-            f"u{user},i{item:02},{value:g}{tail(user)}"
-            for user, own in enumerate(users)
-            for item, value in own
-        ]
+        lines = [head]
+        for user, own in enumerate(users):
+            lines += [f"u{user},i{item:02},{value:g}{tail(user)}" for item, value in own]
         file = tmp_path / "rows.csv"
-        file.write_text("\n".join([head, *lines, ""]))
+        file.write_text("\n".join([*lines, ""]))
         table = OwnTable(columns, unrated, epsilon=epsilon)
         return table.experiment(file, list(overrides), False)
 
@@ -480,11 +474,8 @@ def test_calibrated_noise_keeps_all_users_within_the_budget(load_tiny):
 
 def test_the_papers_noise_overspends(load_tiny):
     # Thirty uploads at delta 1 / 80,000: the reference of the accountant's own test.
-    more = (
-        "rounds=120",
-        "sampler.participations=30",
-        "step={name='dpvae', budgets='equal', delta=1.25e-5}",
-    )
+    step = "step={name='dpvae', budgets='equal', delta=1.25e-5}"
+    more = ("rounds=120", "sampler.participations=30", step)
     table = personal_epsilons(load_tiny(*DPVAE, *more))
     assert (table["uploads"] == 30).all() and np.allclose(table["nominal"], 1)
     assert np.allclose(table["replace-one"], 11.66, atol=0.006)

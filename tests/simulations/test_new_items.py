@@ -22,7 +22,7 @@ from fedrec.baselines.linear import (
 from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS
-from fedrec.data.splits.new_items import NewItems, NewItemsConfig
+from fedrec.data.splits.folds import NewItems, NewItemsConfig
 from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.lists import HeldOutLists, ranking_metrics
 from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, Metrics
@@ -52,11 +52,10 @@ def vectors_of(items: int, seed: int = 0) -> np.ndarray:
 def rows_of() -> pd.DataFrame:
     """Users like items of one kind; item 0 and user 0 come first."""
     random = np.random.default_rng(1)
-    rows = [
-        (user, item, 100 * item + user)
-        for user in range(USERS)
-        for item in np.sort(random.choice(np.arange(user % 2, ITEMS, 2), 8, replace=False))
-    ]
+    rows = []
+    for user in range(USERS):
+        items = np.sort(random.choice(np.arange(user % 2, ITEMS, 2), 8, replace=False))
+        rows += [(user, item, 100 * item + user) for item in items]
     return pd.DataFrame(rows, columns=["user", "item", "time"])
 
 
@@ -109,17 +108,12 @@ def test_new_items_have_no_row_outside_the_test_part():
     part = NewItems(NewItemsConfig(share=0.2, validation=0.2), 0).split(data)
     new = {name: set(items) for name, items in part.new_items.items()}
     assert new["test"] and new["validation"] and not new["test"] & new["validation"]
-    items = {
-        "train": data.items[part.train_rows],
-        "validation": data.items[part.validation_rows],
-        "test": data.items[part.test_rows],
-    }
-    assert not set(items["train"]) & (new["test"] | new["validation"])
-    assert not set(items["validation"]) & new["test"]
-    assert not set(items["test"]) & new["validation"]
-    every = np.concatenate([part.train_rows, part.validation_rows, part.test_rows])
-    assert sorted(every) == list(range(len(data)))
-    assert set(items["test"]) - new["test"] and set(items["validation"]) - new["validation"]
+    rows = part.train_rows, part.validation_rows, part.test_rows
+    train, validation, test = (set(data.items[own]) for own in rows)
+    assert not train & (new["test"] | new["validation"])
+    assert not validation & new["test"] and not test & new["validation"]
+    assert sorted(np.concatenate(rows)) == list(range(len(data)))
+    assert test - new["test"] and validation - new["validation"]
     again = NewItems(NewItemsConfig(share=0.2, validation=0.2), 1).split(data)
     assert set(again.new_items["test"]) != new["test"]
 
@@ -175,11 +169,9 @@ def test_new_and_old_items_are_ranked_apart_and_together(tmp_path):
     new[population.partition.new_items["test"]] = True
     lists = population.held_out(clients, "test")
     wanted = (lists.relevant & new).any(1)
-    for prefix, items, counted in (
-        (NEW, new, new),
-        (NEW_OF_ALL, np.ones_like(new), new),
-        (OLD, ~new, ~new),
-    ):
+    everything = np.ones_like(new)
+    cases = (NEW, new, new), (NEW_OF_ALL, everything, new), (OLD, ~new, ~new)
+    for prefix, items, counted in cases:
         relevant = lists.relevant & counted
         masks = {"seen": lists.seen, "known": lists.known, "relevant": relevant}
         kept = {name: torch.from_numpy(mask[:, items]) for name, mask in masks.items()}
@@ -236,10 +228,8 @@ def test_the_federated_map_is_the_centralised_one(tmp_path, solution):
     changed = table(tmp_path, rows_of())
     changed["model"] = {"name": "content-map", "factors": 40 if solution == "ease" else 8}
     changed["strategy"]["main"] = {"name": "content-map", **settings}
-    changed["evaluation"]["baselines"] = [
-        {"name": "content-map", "factors": 8, **settings},
-        "random",
-    ]
+    central = {"name": "content-map", "factors": 8, **settings}
+    changed["evaluation"]["baselines"] = [central, "random"]
     experiment = load(changed, [])
     result = runner.run(experiment, output=tmp_path / "run")
     central = result.baselines["content-map"]
@@ -384,8 +374,8 @@ def test_a_run_of_own_data_says_what_vectors_gain(tmp_path, capsys):
     files = tuple(map(Path, changed["dataset"]["item-vectors"]))
     OwnTable(item_vectors=files).experiment(tmp_path / "rows.csv", [])
     shown = capsys.readouterr().err
-    new = re.search(r"for new items .* ndcg@10 ([.\d]+) with them, ([.\d]+) without", shown)
-    old = re.search(r"for other items .* ndcg@10 ([.\d]+) with them, ([.\d]+) without", shown)
+    gain = r" items .* ndcg@10 ([.\d]+) with them, ([.\d]+) without"
+    new, old = (re.search(f"for {kind}{gain}", shown) for kind in ("new", "other"))
     assert new and old and float(new[1]) > 1.2 * float(new[2])
     OwnTable(item_vectors=files, epsilon=5.0).experiment(tmp_path / "rows.csv", [])
     assert "not measured under privacy" in capsys.readouterr().err

@@ -48,7 +48,7 @@ class MovieLens(Reader):
     def read(self) -> Interactions:
         _, *users, films = self.source.files
         rows, _ = self.rows(self.ratings)
-        table = self.film_table(self._lines_of(rows.item_ids, films, self.films))
+        table = self._film_table(self._lines_of(rows.item_ids, films, self.films))
         rows = replace(rows, item_features=table)
         if self.users is None:
             return rows
@@ -68,7 +68,7 @@ class MovieLens(Reader):
         users = () if self.users is None else ("gender", "age", "occupation")
         return FeatureNames(users, ("genres",))
 
-    def film_table(self, films: Columns) -> FeatureTable:
+    def _film_table(self, films: Columns) -> FeatureTable:
         """Features of films from the rows of the films file: genres."""
         none = "(no genres listed)"
         genres = [[g for g in text.split("|") if g not in ("", none)] for text in films["genres"]]
@@ -164,8 +164,8 @@ class MovieLens1M(MovieLens):
         eras = ("eras",) if self.config.eras else ()
         return FeatureNames(users, (*items, *eras), ("title",) if self.config.titles else ())
 
-    def film_table(self, films: Columns) -> FeatureTable:
-        table = super().film_table(films)
+    def _film_table(self, films: Columns) -> FeatureTable:
+        table = super()._film_table(films)
         if self.config.eras:
             eras = Feature.multiple("eras", [_eras(title) for title in films["title"]])
             table = replace(table, features=(*table.features, eras))
@@ -238,7 +238,7 @@ class MovieLens100K(MovieLens):
         separator="|",
     )
 
-    def film_table(self, films: Columns) -> FeatureTable:
+    def _film_table(self, films: Columns) -> FeatureTable:
         flags = np.stack([films[genre] for genre in _GENRES], axis=1)
         genres = [[_GENRES[code] for code in np.flatnonzero(row)] for row in flags]
         return FeatureTable(len(genres), (Feature.multiple("genres", genres),))

@@ -135,9 +135,8 @@ class Table(Reader):
 
     def files(self) -> list[Path]:
         path = self.config.path
-        if path is None or not path.is_file():
-            return []
-        return [path, *self._extras.values()]
+        extras = self._extras.values() if path is not None and path.is_file() else ()
+        return [*super().files(), *extras]
 
     @property
     def _path(self) -> Path:

@@ -13,12 +13,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.components.errors import component_errors, refuse_wrong
-from fedrec.components.registry import SPLIT, resolve
+from fedrec.components.registry import SPLIT
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.time_order import row_numbers, sorted_rows, time_positions, times_of, user_shares
+from fedrec.data.time_order import hashed_shares, row_numbers, sorted_rows, time_positions, times_of
 from fedrec.errors import DataError
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 from fedrec.runtime.ragged import are_distinct, within_groups
@@ -148,7 +148,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
         DataError: the interactions lack what the split needs.
         ComponentError: the split failed, or returned something else.
     """
-    split = split_of(section, seed)
+    split: Split = component_of(SPLIT, section, seed)
     users = interactions.users
     times = interactions.times
     pairs = interactions.pairs
@@ -176,18 +176,6 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
         validation_rows=first[of_first.validation_rows],
         test_rows=first[of_first.test_rows],
     )
-
-
-def split_of(section: Section, seed: int) -> Split:
-    """Create the split that a section names.
-
-    Raises:
-        ComponentError: its constructor failed.
-    """
-    split_class = resolve(SPLIT, section.name)
-    settings = component_settings(SPLIT, section)
-    with component_errors(SPLIT.name, split_class, "when it was made"):
-        return split_class(settings, seed)
 
 
 Order = Literal["random", "temporal"]
@@ -385,7 +373,7 @@ class UserHoldout(Split):
         default = type(config).model_fields["test_users"].default
         if config.stream == "client":
             most: float = 1.0
-            key = user_shares(interactions, seed, "split", USERS)[present]
+            key = hashed_shares(interactions.user_ids, seed, "split", USERS)[present]
             tests = config.test_users
             validations = config.validation_users
         else:

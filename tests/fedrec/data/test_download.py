@@ -66,10 +66,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.send_response(206 if start else self.server.status)
         if start:
-            self.send_header(
-                "Content-Range",
-                f"bytes {start}-{len(self.server.body) - 1}/{len(self.server.body)}",
-            )
+            size = len(self.server.body)
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
         if self.server.announce:
             self.send_header("Content-Length", str(len(self.server.body) - start))
         self.end_headers()
@@ -109,10 +107,8 @@ def left(folder):
 
 def test_installs_the_files(server, folder):
     seen = []
-    assert (
-        fetch("mine", source_of(server), folder, lambda done, size: seen.append((done, size)))
-        == folder
-    )
+    source = source_of(server)
+    assert fetch("mine", source, folder, lambda done, size: seen.append((done, size))) == folder
     assert (folder / "data.txt").read_text() == CONTENT
     assert left(folder) == ["mine/data.txt", "mine/notes.txt"]
     assert [path.name for path in folder.parent.iterdir()] == ["mine"]
@@ -146,22 +142,24 @@ def test_another_file_is_refused_and_deleted(server, folder, body):
     assert (folder / "data.txt").read_text() == CONTENT
 
 
-def test_partial_file_of_something_else_is_refused_by_checksum(server, folder):
+def partial_file(folder, content):
+    """What an earlier download left."""
     holder = folder.parent / ".mine.download"
-    holder.mkdir(parents=True)
-    (holder / "data.zip.partial").write_bytes(b"x" * 100)
+    holder.mkdir(parents=True, exist_ok=True)
+    (holder / "data.zip.partial").write_bytes(content)
+
+
+def test_partial_file_of_something_else_is_refused_by_checksum(server, folder):
+    partial_file(folder, b"x" * 100)
     with pytest.raises(DataError, match="not the published file"):
         fetch("mine", source_of(server), folder)
-    holder.mkdir(exist_ok=True)
-    (holder / "data.zip.partial").write_bytes(BODY + b"x")  # too long: replaced
+    partial_file(folder, BODY + b"x")  # too long: replaced
     fetch("mine", source_of(server), folder)
     assert folder.is_dir()
 
 
 def test_range_beyond_the_file_on_the_server_starts_again(server, folder):
-    holder = folder.parent / ".mine.download"
-    holder.mkdir(parents=True)
-    (holder / "data.zip.partial").write_bytes(BODY[:600])
+    partial_file(folder, BODY[:600])
     server.body = BODY[:300]
     with pytest.raises(DataError, match="HTTP status 416"):
         fetch("mine", source_of(server), folder)
@@ -381,12 +379,13 @@ def cut_tar(mode, left):
 OUTSIDE = ["../out.txt", "/out.txt", "a/../../out.txt", "..\\out.txt", "C:out.txt"]
 MANY = {f"{n}": "" for n in range(300)}
 ARCHIVES = [
-    *((partial(make_zip, members={"good.txt": "1", name: "x"}), "not safe") for name in OUTSIDE),
-    *((partial(make_tar, members={"good.txt": "1", name: "x"}), "not safe") for name in OUTSIDE),
     *(
-        (tar_of(getattr(tarfile, f"{kind}TYPE")), "not safe")
-        for kind in ("SYM", "LNK", "FIFO", "CHR")
+        (partial(make, members={"good.txt": "1", name: "x"}), "not safe")
+        for make in (make_zip, make_tar)
+        for name in OUTSIDE
     ),
+    *((tar_of(kind), "not safe") for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)),
+    *((tar_of(kind), "not safe") for kind in (tarfile.FIFOTYPE, tarfile.CHRTYPE)),
     (zip_with_link, "not safe"),
     (damaged_zip, "is damaged"),
     (cut_tar("w", 2000), "is damaged"),

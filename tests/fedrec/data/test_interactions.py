@@ -16,13 +16,13 @@ from scipy.stats import chisquare
 from fedrec.components import registry
 from fedrec.data.client_data import draw_negatives, nth_outside
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.independence import check_independent_clients
 from fedrec.data.interactions import Interactions, time_weighted
 from fedrec.data.perturbation import TrainingData
+from fedrec.data.population import check_independent_clients
 from fedrec.data.readers import synthetic
 from fedrec.data.readers.synthetic import Synthetic, Truth
 from fedrec.data.splits.rules import ROWS
-from fedrec.data.time_order import row_numbers, user_shares
+from fedrec.data.time_order import hashed_shares, row_numbers
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import DataSettings
@@ -31,15 +31,12 @@ from tests.fedrec.data.test_splits import interactions, make
 # Features of rows.
 
 
-def test_renumbered_rows_keep_the_categories_of_the_known_rows():
+def test_renumbered_rows_keep_their_categories():
     feature = Feature.multiple("genres", [["b"], ["z", "c"], [], ["a", "b"]])
-    other = feature.renumbered(np.array([3, 0, 1, -1]), 2)
-    assert other.categories == ("a", "b")  # "c" and "z" occur in rows behind the known ones alone
-    words = [
-        [other.categories[code] for code in other.codes[start:end]]
-        for start, end in zip(other.offsets, other.offsets[1:], strict=False)
-    ]
-    assert words == [["a", "b"], ["b"], [], []]
+    other = feature.renumbered(np.array([3, 0, 1, -1]))
+    assert other.categories == feature.categories
+    words = [[other.categories[code] for code in row if code >= 0] for row in other.padded()]
+    assert words == [["a", "b"], ["b"], ["z", "c"], []]
 
 
 def test_texts_stay_apart_and_follow_their_rows():
@@ -49,7 +46,7 @@ def test_texts_stay_apart_and_follow_their_rows():
     assert FeatureNames.of(FeatureTable(9), table) == FeatureNames(
         items=("kind",), item_texts=("title",)
     )
-    moved = table.renumbered(np.array([1, -1, 0]), known=3)["title"]
+    moved = table.renumbered(np.array([1, -1, 0]))["title"]
     words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
     assert words == [{"red", "hat"}, set(), {"red", "shoes"}]
     with pytest.raises(DataError, match="duplicate feature"):
@@ -70,9 +67,8 @@ def test_every_free_item_is_equally_likely():
 @given(st.data())
 def test_each_rank_maps_to_one_free_item(data):
     num_items = data.draw(st.integers(1, 30))
-    positives = np.array(
-        sorted(data.draw(st.sets(st.integers(0, num_items - 1), max_size=num_items - 1))), dtype=int
-    )
+    drawn = data.draw(st.sets(st.integers(0, num_items - 1), max_size=num_items - 1))
+    positives = np.array(sorted(drawn), dtype=int)
 
     class Ranks:
         def integers(self, low, high, size):
@@ -115,9 +111,8 @@ def _hits_of_the_count(leaky: bool) -> tuple[float, float]:
         train, held_out = np.sort(own[:-1]), own[-1]
         score = -_times_drawn(np.sort(own) if leaky else train, generator)
         never_seen = np.setdiff1d(np.arange(ITEMS), own)
-        sampled.append(
-            _expected_hit(score, held_out, generator.choice(never_seen, 99, replace=False))
-        )
+        others = generator.choice(never_seen, 99, replace=False)
+        sampled.append(_expected_hit(score, held_out, others))
         full.append(_expected_hit(score, held_out, never_seen))
     return float(np.mean(sampled)), float(np.mean(full))
 
@@ -149,17 +144,15 @@ def test_against_loops(with_times):
         rows = np.flatnonzero((users == user) & (items == item))
         rows = rows if times is None else rows[np.argsort(times[rows])]
         m = len(rows)
-        assert value == pytest.approx(
-            sum(ratings[row] * 2 * (t + 1) / (m * (m + 1)) for t, row in enumerate(rows))
-        )
+        wanted = sum(ratings[row] * 2 * (t + 1) / (m * (m + 1)) for t, row in enumerate(rows))
+        assert value == pytest.approx(wanted)
     assert len(pairs[0]) == len({*zip(users.tolist(), items.tolist(), strict=True)})
 
 
 def test_without_ratings_a_repeated_use_counts_one():
-    assert time_weighted(np.zeros(4, int), np.array([1, 1, 1, 2]), None, None)[2] == pytest.approx(
-        [1, 1]
-    )
-    assert len(time_weighted(np.zeros(0, int), np.zeros(0, int), None, None)[2]) == 0
+    for items, counted in (([1, 1, 1, 2], [1, 1]), ([], [])):
+        users = np.zeros(len(items), int)
+        assert time_weighted(users, np.array(items, int), None, None)[2] == pytest.approx(counted)
 
 
 def test_histories_and_devices_agree(world):
@@ -251,11 +244,6 @@ def training_part(split, table: Interactions) -> tuple[list[int], list[tuple]]:
     return clients, [row[:3] for row in rows if row[0] != 7 and row[3] == "training"]
 
 
-def test_no_split_is_left_out():
-    names = {name for name, _ in registry.available(registry.SPLIT)}
-    assert {name for name, _, _ in [*INDEPENDENT, *DEPENDENT]} == names
-
-
 @pytest.mark.parametrize(("name", "options", "adjacency"), cases(INDEPENDENT))
 def test_parts_of_others_stay_whatever_a_client_has(name, options, adjacency):
     """And who trains, but for that client under add-remove."""
@@ -288,7 +276,7 @@ def test_numbers_of_rows_and_users_are_uniform_and_of_each_user_alone():
     table = interactions(np.repeat(np.arange(50), 200))
     numbers = row_numbers(table, 1, "split", ROWS) / 2**32
     assert len(np.unique(numbers)) == len(numbers)
-    for drawn in (numbers, user_shares(interactions(np.arange(9000)), 1, "split")):
+    for drawn in (numbers, hashed_shares(interactions(np.arange(9000)).user_ids, 1, "split")):
         observed = np.bincount((drawn * 20).astype(int), minlength=20)
         expected = len(drawn) / 20
         assert np.square(observed - expected).sum() / expected < 43.8  # .999 quantile, 19 degrees
@@ -315,29 +303,29 @@ def perturbation(name: str, options: dict):
     return made(made.Config.parse(options), 3)
 
 
-def test_no_perturbation_is_left_out():
-    names = {name for name, _ in registry.available(registry.PERTURBATION)}
-    assert {name for name, *_ in [*PERTURBATIONS, *REFUSED]} == names
+@pytest.mark.parametrize(
+    ("kind", "cases"),
+    [
+        (registry.SPLIT, [*INDEPENDENT, *DEPENDENT]),
+        (registry.PERTURBATION, [*PERTURBATIONS, *REFUSED]),
+    ],
+)
+def test_none_is_left_out(kind, cases):
+    assert {name for name, *_ in cases} == {name for name, _ in registry.available(kind)}
 
 
 @pytest.mark.parametrize(("name", "options"), PERTURBATIONS)
 def test_perturbed_rows_of_others_stay_whatever_a_client_has(name, options):
-    from fedrec.data.features import Feature, FeatureTable
-
     whole, others = neighbours("replace-one")
     learned = []
     for rows in (whole, *others):
         table = data({user: own.drop_duplicates("item") for user, own in rows.items()})
-        sexes = FeatureTable(
-            INDEPENDENCE_USERS,
-            (Feature.single("sex", ["fm"[u % 2] for u in range(INDEPENDENCE_USERS)]),),
-        )
-        table = dataclasses.replace(table, user_features=sexes)
+        sex = Feature.single("sex", ["fm"[u % 2] for u in range(INDEPENDENCE_USERS)])
+        table = dataclasses.replace(table, user_features=FeatureTable(INDEPENDENCE_USERS, (sex,)))
         made = perturbation(name, options)
         assert made.depends_on(False) == ""
-        perturbed = made.perturb(
-            TrainingData(table, np.arange(INDEPENDENCE_USERS), rated=False)
-        ).rows
+        given = TrainingData(table, np.arange(INDEPENDENCE_USERS), rated=False)
+        perturbed = made.perturb(given).rows
         assert not np.array_equal(perturbed.items, table.items)
         learned.append(perturbed.items[perturbed.users != 7].tolist())
     assert all(items == learned[0] for items in learned)

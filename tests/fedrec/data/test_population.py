@@ -13,6 +13,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population, PopulationCache, read_interactions
 from fedrec.data.splits.rules import Partition, partition_by
+from fedrec.data.time_order import time_positions
 from fedrec.errors import ComponentError, DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
@@ -25,9 +26,8 @@ def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interacti
     ratings, times = random.integers(1, 6, 300).astype(np.float32), random.integers(0, 99, 300)
     users[users == 5] = 6  # one has nothing
     features = FeatureTable(12), FeatureTable(9)
-    data = Interactions(
-        "drawn", users, items, np.arange(12), np.arange(9), *features, ratings, times
-    )
+    names = np.arange(12), np.arange(9)
+    data = Interactions("drawn", users, items, *names, *features, ratings, times)
     rows = np.sort(random.permutation(300)[:200])
     partition = Partition(np.arange(12), rows, np.empty(0, np.int64), np.empty(0, np.int64))
     population = Population(data, partition, task=task, positive_above=3.0)
@@ -82,9 +82,8 @@ class TestPerturbed:
     def changed(self, world):
         plain = world()
         rows = plain.interactions.with_rows(np.array([0, 0, 0, 0, 0, 0]))
-        rows = replace(
-            rows, users=[0, 0, 0, 0, 0, 2], items=[0, 3, 4, 4, 5, 2], ratings=[5, 5, 1, 4, 4, 5]
-        )
+        columns = {"users": [0] * 5 + [2], "items": [0, 3, 4, 4, 5, 2]}
+        rows = replace(rows, ratings=[5, 5, 1, 4, 4, 5], **columns)
         made = Perturbed(rows, np.array([0, 1, -1, -1, -1, 4]))
         return Population(
             plain.interactions, plain.partition, task="ranking", positive_above=3.0, perturbed=made
@@ -107,24 +106,15 @@ class TestPerturbed:
         for name in ("seen", "known", "relevant"):
             mine, real = (getattr(one.held_out(everyone, "test"), name) for one in (changed, plain))
             assert np.array_equal(mine, real)
-        assert (
-            changed.counts(everyone, "known").tolist()
-            == plain.counts(everyone, "known").tolist()
-            == [2, 2, 1, 0]
-        )
+        for population in (changed, plain):
+            assert population.counts(everyone, "known").tolist() == [2, 2, 1, 0]
 
     def test_three_ways_of_masking(self, changed, world):
-        lists = changed.held_out(np.array([0]), "test")
-        found = {
-            how: np.flatnonzero(lists.masked(how)[0]).tolist()
-            for how in ("real", "learned", "both")
-        }
-        assert found == {"real": [0, 1], "learned": [0, 3, 4, 5], "both": [0, 1, 3, 4, 5]}
-        plain = world().held_out(np.array([0]), "test")
-        assert all(
-            np.flatnonzero(plain.masked(how)[0]).tolist() == [0, 1]
-            for how in ("real", "learned", "both")
-        )
+        lists, plain = (one.held_out(np.array([0]), "test") for one in (changed, world()))
+        ways = {"real": [0, 1], "learned": [0, 3, 4, 5], "both": [0, 1, 3, 4, 5]}
+        for how, items in ways.items():
+            assert np.flatnonzero(lists.masked(how)[0]).tolist() == items
+            assert np.flatnonzero(plain.masked(how)[0]).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +147,17 @@ def test_a_seed_of_the_split_alone_keeps_the_split(load_tiny):
     assert kept == again == usual != other
 
 
+def test_the_seed_of_the_split_orders_rows_of_one_time(load_tiny):
+    settings = load_tiny("split-seed=5")
+    data = read_interactions(settings)
+    data = replace(data, times=np.zeros(len(data)))
+    none = np.empty(0, np.int64)
+    partition = Partition(np.arange(3), np.arange(len(data)), none, none)
+    found = Population.of_parts(settings, data, partition).time_positions
+    assert np.array_equal(found, time_positions(data, 5))
+    assert not np.array_equal(found, time_positions(data, 0))
+
+
 def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world):
     """Every question to a population takes client ids, and answers in them."""
     plain = world()
@@ -166,12 +167,10 @@ def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world
     everyone = np.arange(4)
     assert own.training_clients.tolist() == numbers[plain.training_clients].tolist()
     for part in ("test", "validation"):
-        assert own.evaluated_clients(part).tolist() == (
-            numbers[plain.evaluated_clients(part)].tolist()
-        )
-        np.testing.assert_equal(
-            vars(own.held_out(numbers, part)), vars(plain.held_out(everyone, part))
-        )
+        evaluated = numbers[plain.evaluated_clients(part)]
+        assert own.evaluated_clients(part).tolist() == evaluated.tolist()
+        masks = (own.held_out(numbers, part), plain.held_out(everyone, part))
+        np.testing.assert_equal(*map(vars, masks))
     for part in ("training", "known", "test", "validation", "all"):
         rows, wanted = own.rows(numbers, part), plain.rows(everyone, part)
         assert np.array_equal(rows.ids, numbers[wanted.ids])
@@ -287,10 +286,8 @@ def test_they_are_training_users_behind_the_others(load_tiny, settings, number):
     plain = Population.of(load_tiny())
     honest = plain.interactions.num_users
     assert found.adversary.malicious.tolist() == [*range(honest, honest + number)]
-    assert set(found.adversary.malicious) <= set(found.training_clients)
-    assert set(found.training_clients) - set(plain.training_clients) == set(
-        range(honest, honest + number)
-    )
+    added = set(found.training_clients) - set(plain.training_clients)
+    assert added == set(found.adversary.malicious)
     features = found.interactions.user_features
     assert features.names == plain.interactions.user_features.names
     for codes, known in zip(

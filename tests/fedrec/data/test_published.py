@@ -14,8 +14,7 @@ from fedrec.data.catalogue import Catalogue, read_vectors
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import data_directory
-from fedrec.data.readers.amazon import AmazonUpc
-from fedrec.data.readers.synthetic import Synthetic
+from fedrec.data.readers.published import AmazonUpc
 from fedrec.data.readers.table import Table
 from fedrec.data.splits.folds import Published, read_test_fold
 from fedrec.errors import DataError
@@ -29,13 +28,8 @@ def reader(name, **settings):
 
 
 def copied(name, folder):
-    shutil.copytree(
-        reader(name).folder(),
-        folder,
-        dirs_exist_ok=True,
-        ignore=shutil.ignore_patterns("ncf", "*.npz"),
-    )
-    return folder
+    ignored = shutil.ignore_patterns("ncf", "*.npz")
+    return shutil.copytree(reader(name).folder(), folder, dirs_exist_ok=True, ignore=ignored)
 
 
 def replace_line(path: Path, number: int, change):
@@ -147,10 +141,8 @@ def clothing(tmp_path):
     train = [(user * 3 + n, user) for user in range(12) for n in range(1 + user)]
     test = [(user * 3 + 20, user) for user in range(12)]
     for name, rows in (("train", train), ("test", test)):
-        lines = [
-            "itemID,userID,reviewerID,asin",
-            *(f"{item},{user},A{user},B{item}" for item, user in rows),
-        ]
+        body = (f"{item},{user},A{user},B{item}" for item, user in rows)
+        lines = ["itemID,userID,reviewerID,asin", *body]
         (tmp_path / f"{name}.csv").write_text("\r\n".join(lines) + "\r\n")
     return tmp_path, train, test
 
@@ -183,14 +175,13 @@ def test_validation_rows_come_from_the_training_file(clothing):
 
 
 def test_datasets_without_such_files_are_refused(clothing):
-    generated = Synthetic(
-        "synthetic", Synthetic.Config(users=5, items=30, mean_interactions=9)
-    ).read()
-    with pytest.raises(DataError, match="has no published split"):
-        Published(Published.Config(), 0).split(generated)
-    with pytest.raises(DataError, match="rows of one file only"):
-        data = read(AmazonUpc, clothing[0])
-        Published(Published.Config(), 0).split(data.with_rows(~data.published_test))
+    data = read(AmazonUpc, clothing[0])
+    for rows, problem in (
+        (replace(data, published_test=None), "has no published split"),
+        (data.with_rows(~data.published_test), "rows of one file only"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            Published(Published.Config(), 0).split(rows)
 
 
 # Files of dense vectors of items, and what becomes of them.
@@ -244,7 +235,7 @@ def test_a_table_names_them_as_features_of_their_own_kind(tmp_path):
     table = reader.described(reader.read()).item_features
     assert table.names == () and table.vectors[0].known.tolist() == [True, False, True]
     assert reader.stated_features() == FeatureNames(item_vectors=("cover",))
-    assert {file.name for file in reader.every_file()} == {"rows.csv", "cover.npy", "cover.txt"}
+    assert {file.name for file in reader.files()} == {"rows.csv", "cover.npy", "cover.txt"}
 
 
 def vectors(values=VALUES, known=(True, True, False)):

@@ -5,9 +5,8 @@ import datetime
 
 import pytest
 
-from fedrec.data.readers.amazon import AmazonVideo, Beauty
 from fedrec.data.readers.movielens import MovieLens1M, MovieLens20M, MovieLens100K
-from fedrec.data.readers.published import Frappe, Gowalla, Netflix
+from fedrec.data.readers.published import AmazonVideo, Beauty, Frappe, Gowalla, Netflix
 from fedrec.errors import DataError
 
 

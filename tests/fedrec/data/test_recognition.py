@@ -129,13 +129,10 @@ def test_a_first_line_of_values_is_a_row_and_columns_are_named_by_their_places(w
     found = recognise(written(RATED[0], RATED[1:]))
     assert columns(found) == {"user": "1", "item": "2", "rating": "3", "time": "4"}
     assert (found.config.header, *sizes(found)) == (False, 4, 2, 3)
-    assert (
-        found.roles["user"].reason == "by its place" and "first line is a row" in found.lines()[1]
-    )
+    assert found.roles["user"].reason == "by its place"
+    assert "first line is a row" in found.lines()[1]
     other = recognise(written(RATED[0], RATED[1:]), {"user": "2"})
     assert (columns(other)["user"], columns(other)["item"]) == ("2", "1")
-    with pytest.raises(DataError, match="no column 'user_id'"):
-        recognise(written(RATED[0], RATED[1:]), {"user": "user_id"})
 
 
 @pytest.mark.parametrize("start", ["26.05.2022", "26.05.2022 14:30"])
@@ -208,6 +205,7 @@ def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written)
         (("a", "b", "c"), [("p", 1, "u"), ("q", 1, "v"), ("p", 2, "v")], {}, "cannot tell which"),
         (("user", "item"), [(1, 2)], {"user": "user", "item": "user"}, "'user' has two roles"),
         (("user", "item"), [(1, 2)], {"user": "nobody"}, "no column 'nobody'"),
+        (("user", "item"), [(1, 2)], {"rating": "nobody"}, "no column 'nobody'"),
         (("user", "user", "item"), [(1, 2, 3)], {}, "duplicate column 'user'"),
         ((196,), [(22,)], {}, "one column"),
     ],
@@ -358,12 +356,8 @@ def test_one_table_in_many_forms(tmp_path, content):
     file = tmp_path / "table"
     file.write_bytes(content)
     found = recognise(file)
-    assert columns(found) == {
-        "user": "user_id",
-        "item": "item_id",
-        "rating": "rating",
-        "time": "day",
-    }
+    named = {"user": "user_id", "item": "item_id", "rating": "rating", "time": "day"}
+    assert columns(found) == named
     data = Table("table", found.config).read()
     days = [int(day[-2:]) - 1 for *_, day in ROWS]
     users, items = data.user_ids[data.users], data.item_ids[data.items]
@@ -450,9 +444,7 @@ def test_dates_of_another_form_are_read_by_a_given_one(written):
     assert columns(found)["time"] == "Datum"
     unnamed = recognise(written(("Kunde", "Artikel", "x"), rows, ";"), form)
     assert columns(unnamed)["time"] == "x"
-    assert found.data.times is not None and found.data.times.tolist() == [
-        second * 10**9 for _, second in AMERICAN
-    ]
+    assert found.data.times.tolist() == [second * 10**9 for _, second in AMERICAN]
     with pytest.raises(DataError, match="no column of times in the format"):
         recognise(file, {"time-format": "%d.%m.%y"})
     with pytest.raises(DataError, match=r"a date in the format '%d/%m/%Y"):

@@ -51,10 +51,8 @@ def divided(table: Interactions, name: str, seed: int = 0, **options) -> Partiti
 
 
 def parts(partition) -> list[list[int]]:
-    return [
-        rows.tolist()
-        for rows in (partition.train_rows, partition.validation_rows, partition.test_rows)
-    ]
+    names = "train_rows", "validation_rows", "test_rows"
+    return [getattr(partition, name).tolist() for name in names]
 
 
 ALL = [
@@ -144,9 +142,8 @@ def test_no_item_of_a_user_is_in_two_parts(name, options, data):
     assert apart or options.get("split-by") == "rows"
     temporal = name == "leave-one-out" and options.get("order") != "random"
     for user in range(6) if temporal else ():
-        train, validation, test = (
-            times[[row for row in part if users[row] == user]] for part in parts(partition)
-        )
+        own = ([row for row in part if users[row] == user] for part in parts(partition))
+        train, validation, test = (times[rows] for rows in own)
         assert train.max(initial=0) <= np.min([*validation, *test, 3])
 
 
@@ -254,16 +251,12 @@ class TestGlobalTime:
 class TestUserHoldout:
     def test_sizes(self):
         table = interactions(np.repeat(np.arange(10), 5))
-        partition = make("user-holdout", **{"test-users": 0.2, "validation-users": 0.1}).split(
-            table
-        )
+        options = {"test-users": 0.2, "validation-users": 0.1}
+        partition = make("user-holdout", **options).split(table)
         assert len(partition.training_clients) == 7
-        assert np.bincount(
-            np.bincount(table.users[partition.test_rows], minlength=10)
-        ).tolist() == [8, 0, 2]
-        assert np.bincount(
-            np.bincount(table.users[partition.validation_rows], minlength=10)
-        ).tolist() == [9, 0, 1]
+        for rows, users in ((partition.test_rows, 2), (partition.validation_rows, 1)):
+            counts = np.bincount(table.users[rows], minlength=10)
+            assert np.bincount(counts).tolist() == [10 - users, 0, users]
         training = np.isin(table.users, partition.training_clients)
         assert np.isin(np.flatnonzero(training), partition.train_rows).all()
 
@@ -308,9 +301,8 @@ class TestUserHoldout:
         of = {"validation-users": 0.1, **folds}
         for seed in range(5):
             held_out = make("user-holdout", seed, **of).split(table)
-            training = make("user-holdout", seed, **of, **{"validation-role": "training"}).split(
-                table
-            )
+            role = {"validation-role": "training"}
+            training = make("user-holdout", seed, **of, **role).split(table)
             assert np.array_equal(training.test_rows, held_out.test_rows)
             assert len(training.validation_rows) == 0
             validated = np.unique(table.users[held_out.validation_rows])
@@ -362,9 +354,8 @@ class TestKfold:
     def test_validation_rows_are_a_share_of_the_other_folds(self):
         """The test fold does not change, and none of its rows is among the validation rows."""
         table = interactions(np.repeat(np.arange(11), 300))
-        plain, held = (
-            make("kfold", fold=2, validation=share).split(table) for share in (0.0, 0.25)
-        )
+        splits = (make("kfold", fold=2, validation=share) for share in (0.0, 0.25))
+        plain, held = (split.split(table) for split in splits)
         assert np.array_equal(plain.test_rows, held.test_rows) and len(plain.validation_rows) == 0
         share = len(held.validation_rows) / len(plain.train_rows)
         assert abs(share - 0.25) < 4 * (0.25 * 0.75 / len(plain.train_rows)) ** 0.5
@@ -374,10 +365,8 @@ class TestKfold:
     def test_folds_partition_the_rows_evenly(self, folds):
         rows = 3300
         table = interactions(np.repeat(np.arange(11), rows // 11))
-        tests = [
-            make("kfold", folds=folds, fold=fold).split(table).test_rows
-            for fold in range(1, folds + 1)
-        ]
+        splits = (make("kfold", folds=folds, fold=fold + 1) for fold in range(folds))
+        tests = [split.split(table).test_rows for split in splits]
         assert np.array_equal(np.sort(np.concatenate(tests)), np.arange(rows))
         deviation = (rows * (1 / folds) * (1 - 1 / folds)) ** 0.5
         assert max(abs(len(test) - rows / folds) for test in tests) < 4 * deviation

@@ -38,10 +38,8 @@ def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_pa
     places = {"user": "1", "item": "2", "rating": "3", "time": "4"}
     data = read(path, header=False, user_features=["5"], **places)
     named = read(write(tmp_path, CSV, "named.csv"), user_features=["city"], **COLUMNS)
-    assert data.user_ids.tolist() == named.user_ids.tolist()
-    assert data.items.tolist() == named.items.tolist()
-    assert data.ratings.tolist() == named.ratings.tolist()
-    assert data.times.tolist() == named.times.tolist()
+    for column in ("user_ids", "items", "ratings", "times"):
+        assert getattr(data, column).tolist() == getattr(named, column).tolist()
     assert data.user_features["5"].categories == named.user_features["city"].categories
     with pytest.raises(DataError, match="no column 'who'"):
         read(path, header=False, user="who", item="2")
@@ -52,9 +50,8 @@ def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_pa
 def test_parquet_gives_the_same_as_csv(tmp_path):
     csv = write(tmp_path, CSV)
     pd.read_csv(csv).to_parquet(tmp_path / "table.parquet")
-    one, two = (
-        read(path, user_features=["city"], **COLUMNS) for path in (csv, tmp_path / "table.parquet")
-    )
+    files = csv, tmp_path / "table.parquet"
+    one, two = (read(path, user_features=["city"], **COLUMNS) for path in files)
     assert one.fingerprint() == two.fingerprint()
     assert one.times.tolist() == two.times.tolist()
     for data in (one, two):
@@ -141,10 +138,7 @@ def test_dates_beyond_all_nanoseconds_are_first_and_last(tmp_path):
 
 
 def test_bytes_of_parquet_are_text(tmp_path):
-    ids = ["ü", "b", None]
-    frame = pd.DataFrame({"user": ids, "item": ["x", "y", "z"]})
-    frame["user"] = [None if one is None else one.encode() for one in ids]
-    frame.loc[2, "user"] = b"\x80"
+    frame = pd.DataFrame({"user": ["ü".encode(), b"b", b"\x80"], "item": ["x", "y", "z"]})
     frame.to_parquet(tmp_path / "t.parquet")
     assert set(read(tmp_path / "t.parquet").user_ids) == {"ü", "b", "\\x80"}
 
@@ -251,18 +245,15 @@ def test_times_of_two_kinds_or_out_of_range_are_refused(values, row, tmp_path):
 
 
 def rows(users=(1, 1, 2), items=(7, 8, 7), ratings=(5, 3, 0), times=(1, 2, 3)):
-    columns = [np.array(column) for column in (users, items, ratings, times)]
-    return index_rows(
-        "x", **dict(zip(("users", "items", "ratings", "times"), columns, strict=True))
-    )
+    columns = {name: np.array(column) for name, column in locals().items()}
+    return index_rows("x", **columns)
 
 
 def test_fingerprint_is_pinned():
     # The same on any machine and with any version of the libraries: published data are recognised
     # by it.
-    assert (
-        rows().fingerprint() == "5268e73afee1c3d428e1422525f4c8d90c9d4bf99c8566e5e6663eaf9eb91197"
-    )
+    pinned = "5268e73afee1c3d428e1422525f4c8d90c9d4bf99c8566e5e6663eaf9eb91197"
+    assert rows().fingerprint() == pinned
 
 
 def test_fingerprint_ignores_order_times_type_of_ids_and_sign_of_zero():
@@ -285,12 +276,6 @@ def test_fingerprint_sees_every_other_change(other):
     assert other.fingerprint() != rows().fingerprint()
 
 
-def labels(feature):
-    return [
-        [feature.categories[code] for code in row if code >= 0] for row in feature.padded().tolist()
-    ]
-
-
 def test_amounts_are_in_bands_of_1_2_and_5_times_a_power_of_ten():
     """Each number is in its band, and the edges of all bands are of that series."""
     random = np.random.default_rng(0)
@@ -311,7 +296,7 @@ def test_prices_with_a_sign_for_unknown_are_bands_and_that_sign():
     assert set(feature.categories) <= {
         "1 to 2", "2 to 5", "5 to 10", "10 to 20", "20 to 50", "50 to 100", "100 to 200", "—",
     }  # fmt: skip
-    inside = labels(feature)
+    inside = [label(feature, row) for row in range(feature.rows)]
     assert inside[-1] == [] and inside[-2] == ["—"]
     assert sum(row == ["50 to 100"] for row in inside) == ((prices >= 50) & (prices < 100)).sum()
     assert "numbers in" in taken and "bands" in taken

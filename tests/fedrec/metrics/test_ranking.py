@@ -3,7 +3,6 @@
 
 import itertools
 import math
-from itertools import permutations
 
 import ir_measures
 import numpy as np
@@ -42,34 +41,23 @@ def random_block(seed: int, users: int = 12, items: int = 40, levels: int | None
 
 
 def block(scores, seen, known, relevant):
-    masks = {
-        name: torch.tensor([mask], dtype=torch.bool)
-        for name, mask in locals().items()
-        if name != "scores"
-    }
+    masks = {"seen": seen, "known": known, "relevant": relevant}
+    masks = {name: torch.tensor([mask], dtype=torch.bool) for name, mask in masks.items()}
     return torch.tensor([scores], dtype=torch.float64), masks
 
 
 def single(scores, masks, **options) -> dict[str, float]:
-    return {
-        name: values.item() for name, values in ranking_metrics(scores, **masks, **options).items()
-    }
+    columns = ranking_metrics(scores, **masks, **options)
+    return {name: values.item() for name, values in columns.items()}
 
 
-def judged(
-    measures,
-    scores: dict[str, np.ndarray],
-    candidates: dict[str, np.ndarray],
-    relevant: dict[str, np.ndarray],
-):
-    """ir-measures' value of every measure for every query."""
+def judged(measures, scores, candidates, relevant):
+    """ir-measures' value of every measure for every query; arrays by query."""
+    pairs = ((query, item) for query, items in candidates.items() for item in items)
+    run = [ScoredDoc(query, str(item), float(scores[query][item])) for query, item in pairs]
     qrels = [ir_measures.Qrel(q, str(i), 1) for q, items in relevant.items() for i in items]
-    run = [
-        ScoredDoc(q, str(i), float(scores[q][i])) for q, items in candidates.items() for i in items
-    ]
-    return {
-        (m.query_id, str(m.measure)): m.value for m in ir_measures.iter_calc(measures, qrels, run)
-    }
+    values = ir_measures.iter_calc(measures, qrels, run)
+    return {(value.query_id, str(value.measure)): value.value for value in values}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -88,12 +76,8 @@ def test_whole_lists_agree_with_ir_measures(seed):
         assert ours["mrr"][u].item() == pytest.approx(theirs[str(u), "RR"], abs=1e-9)
         for name, measure in names.items():
             for k in KS:
-                expected = theirs[str(u), str(measure @ k)]
-                assert ours[f"{name}@{k}"][u].item() == pytest.approx(expected, abs=1e-9), (
-                    name,
-                    k,
-                    u,
-                )
+                expected = pytest.approx(theirs[str(u), str(measure @ k)], abs=1e-9)
+                assert ours[f"{name}@{k}"][u].item() == expected, (name, k, u)
 
 
 @pytest.mark.parametrize("levels", [None, 6])
@@ -229,9 +213,7 @@ class TestEdges:
             [inf, -inf, -inf, 0, -inf], [1, 1, 0, 0, 1], [0, 0, 0, 0, 1], [1, 1, 0, 0, 0]
         )
         got = single(scores, masks, ks=(1, 2, 3))
-        assert got["hits@1"] == 0.5
-        assert got["hits@2"] == 0.75
-        assert got["hits@3"] == 1
+        assert [got[f"hits@{k}"] for k in (1, 2, 3)] == [0.5, 0.75, 1]
         assert got["recall@3"] == 0.75
 
     def test_nan_is_an_error(self):
@@ -253,17 +235,13 @@ def test_a_masked_positive_counts_as_missed():
         [5.0, 4.0, 3.0, 2.0], seen=[1, 1, 1, 0], known=[1, 0, 0, 0], relevant=[0, 1, 1, 0]
     )
     masked = torch.tensor([[True, True, False, False]])
-    found = {
-        name: value.item()
-        for name, value in ranking_metrics(scores, **masks, ks=(2, 3), masked=masked).items()
-    }
+    found = single(scores, masks, ks=(2, 3), masked=masked)
     assert (found["recall@2"], found["precision@2"], found["mrr"]) == (0.5, 0.5, 1.0)
     assert found["recall@3"] == 0.5  # masked items are in no list of any length
-    plain = ranking_metrics(scores, **masks, ks=(2,))
-    assert plain["recall@2"].item() == 1.0 and plain["hits@2"].item() == found["hits@2"]
+    plain = single(scores, masks, ks=(2,))
+    assert plain["recall@2"] == 1.0 and plain["hits@2"] == found["hits@2"]
     # The other way: known items that are not masked compete.
-    replaced = ranking_metrics(scores, **masks, ks=(1,), masked=torch.zeros(1, 4, dtype=torch.bool))
-    assert replaced["recall@1"].item() == 0.0
+    assert single(scores, masks, ks=(1,), masked=torch.zeros_like(masked))["recall@1"] == 0.0
 
 
 @pytest.mark.parametrize("levels", [None, 3000, 4])
@@ -320,9 +298,7 @@ def test_lists_by_hand():
 @pytest.mark.parametrize("seed", range(3))
 def test_gini_is_half_the_relative_mean_difference(seed):
     counts = np.random.default_rng(seed).integers(0, 9, 17)
-    differences = (
-        sum(abs(int(a) - int(b)) for a, b in itertools.product(counts, counts)) / len(counts) ** 2
-    )
+    differences = np.abs(np.subtract.outer(counts, counts)).mean()
     assert gini(counts) == pytest.approx(differences / (2 * counts.mean()))
     assert math.isnan(gini(np.zeros(4)))
 
@@ -370,7 +346,7 @@ def by_all_orders(gain):
         own = [t for t in TARGETS.tolist() if not SEEN[user, t]]
         listed = [i for i in range(5) if not KNOWN[user, i]]
         gains = []
-        for order in permutations(listed):
+        for order in itertools.permutations(listed):
             ranked = sorted(order, key=lambda i: -float(SCORES[user, i]))
             gains.append(np.mean([gain(ranked.index(t) + 1, len(listed)) for t in own]))
         found[user] = np.mean(gains)

@@ -106,10 +106,8 @@ def test_profiles_follow_popularity_then_pairs():
     made = NoisyCounts(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0]), pairs, 2.0)
     users, items = profiles(made, 20_000, 0.0, np.random.default_rng(0))
     first = items[np.unique(users, return_index=True)[1]]
-    assert (
-        chisquare(np.bincount(first, minlength=4), np.array([0.4, 0.3, 0.2, 0.1]) * 20_000).pvalue
-        > 1e-3
-    )
+    expected = np.array([0.4, 0.3, 0.2, 0.1]) * 20_000
+    assert chisquare(np.bincount(first, minlength=4), expected).pvalue > 1e-3
     sizes = np.bincount(users)
     assert sizes.min() == 1 and sizes.mean() == pytest.approx(2.0, abs=0.05) and sizes.max() <= 4
     for user in range(500):
@@ -120,10 +118,9 @@ def test_profiles_follow_popularity_then_pairs():
 
 
 def test_ratings_are_refused(two_tastes):
+    made = NoisyCooccurrence(NoisyCooccurrenceConfig(epsilon=1.0), 0)
     with pytest.raises(ExperimentError, match="give no ratings"):
-        NoisyCooccurrence(NoisyCooccurrenceConfig(epsilon=1.0), 0).perturb(
-            dataclasses.replace(two_tastes, rated=True)
-        )
+        made.perturb(dataclasses.replace(two_tastes, rated=True))
 
 
 # Linkage and recovery against brute force, and the linkage of random replacement on Amazon Office.
@@ -140,21 +137,16 @@ def by_hand(real, perturbed):
     for user, own in enumerate(profiles[1]):
         scores = []
         for other in profiles[0]:
-            shared = sum(
-                math.log(real.num_users / having[i]) for i in sorted(own & other) if having[i]
-            )
-            scores.append(shared / math.sqrt(max(1, len(other))))
-        best = [
-            n for n, score in enumerate(scores) if math.isclose(score, max(scores), abs_tol=1e-9)
-        ]
+            shared = (math.log(real.num_users / having[i]) for i in sorted(own & other))
+            scores.append(sum(shared) / math.sqrt(max(1, len(other))))
+        best = np.flatnonzero(np.isclose(scores, max(scores), rtol=1e-9, atol=1e-9)).tolist()
         found += (user in best) / len(best)
     return found / len(profiles[1])
 
 
 def replaced(data, ratio, seed=0):
-    return RandomReplacement(ReplacementConfig.parse({"replacement-ratio": ratio}), seed).perturb(
-        data
-    )
+    config = ReplacementConfig(replacement_ratio=ratio)
+    return RandomReplacement(config, seed).perturb(data)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.6, 0.9])
@@ -176,11 +168,10 @@ def test_a_substitute_that_reveals_its_original_is_detected(make_data):
     """Item n is always replaced by n + 20: an attacker who knows half of the users can recover the
     others."""
     users = np.repeat(np.arange(200), 3)
-    items = (
-        np.random.default_rng(0).permuted(np.tile(np.arange(20), (200, 1)), axis=1)[:, :3].ravel()
-    )
-    data = make_data(users.tolist(), items.tolist(), 200, 40)
-    moved = make_data(users.tolist(), (items + 20).tolist(), 200, 40).rows
+    drawn = np.random.default_rng(0).permuted(np.tile(np.arange(20), (200, 1)), axis=1)
+    items = drawn[:, :3].ravel()
+    data = make_data(users, items, 200, 40)
+    moved = make_data(users, items + 20, 200, 40).rows
     found = disclosure(data.rows, Perturbed(moved, np.arange(600)), 0)
     assert found["recovered"]["top-1"] > 0.95 and found["frequent"]["top-1"] < 0.15
     hidden = disclosure(data.rows, Perturbed(replaced(data, 1.0).rows, np.arange(600)), 0)

@@ -94,10 +94,9 @@ def done(world, *, with_ratings=True, **settings):
 
 @pytest.mark.parametrize(("rated", "budget"), [(True, 0.0), (False, 0.0), (True, 1.0)])
 def test_only_items_and_ratings_of_protected_rows_change(world, rated, budget):
-    data, found = done(world, with_ratings=rated, budget=budget)
-    learned = found.learned
+    data, (learned, protected, _) = done(world, with_ratings=rated, budget=budget)
     assert (learned.users == data.rows.users).all()
-    assert found.protected.tolist() == ([] if budget else list(range(len(data.rows))))
+    assert protected.tolist() == ([] if budget else list(range(len(data.rows))))
     assert (learned.items != data.rows.items).any() == (budget == 0)
     assert (learned.ratings != data.rows.ratings).any() == (rated and budget == 0)
 
@@ -106,7 +105,7 @@ def test_fakes_are_unvisited_and_ratings_are_of_the_scale(world):
     data = training(world().interactions, world().partition)
     real, config = data.rows, TargetedConfig(attribute="gender", epsilon=0.1)
     for seed in range(50):
-        learned = perturb_profiles(data, config, seed).learned
+        learned, *_ = perturb_profiles(data, config, seed)
         for row in range(len(real)):
             own = real.items[real.users == real.users[row]]
             assert learned.items[row] == real.items[row] or learned.items[row] not in own
@@ -115,14 +114,12 @@ def test_fakes_are_unvisited_and_ratings_are_of_the_scale(world):
 
 def test_each_client_has_its_own_stream(world):
     """A client's result does not depend on the other clients' data."""
-    data, found = done(world, with_ratings=False, select="random")
+    data, (learned, _, guarantees) = done(world, with_ratings=False, select="random")
     config = TargetedConfig(attribute="gender", epsilon=0.1, select="random")
-    for client in found.guarantees:
+    for client in guarantees:
         rows = np.flatnonzero(data.rows.users == client)
-        again = perturb_profiles(
-            dataclasses.replace(data, rows=data.rows.with_rows(rows)), config, 7
-        )
-        assert (again.learned.items == found.learned.items[rows]).all()
+        own = dataclasses.replace(data, rows=data.rows.with_rows(rows))
+        assert (perturb_profiles(own, config, 7)[0].items == learned.items[rows]).all()
 
 
 def test_the_most_stereotypical_rows_are_protected(load_tiny):
@@ -137,8 +134,8 @@ def test_the_most_stereotypical_rows_are_protected(load_tiny):
     shares = inclination(rows.users[given], rows.items[given], groups, **sizes)
     scores = stereotypicality(*shares)[gender[rows.users], rows.items]
     config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.6)
-    found = perturb_profiles(training(data, partition), config, 0)
-    taken = np.isin(np.arange(len(rows)), found.protected)
+    _, protected, _ = perturb_profiles(training(data, partition), config, 0)
+    taken = np.isin(np.arange(len(rows)), protected)
     for user in range(data.num_users):
         own = rows.users == user
         assert taken[own].sum() == -(-4 * own.sum() // 10)
@@ -166,15 +163,15 @@ def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
 
 
 def test_guarantees_are_those_of_each_client(world):
-    given, found = done(world)
+    given, (_, protected, guarantees) = done(world)
     data, values = given.rows, len(set(given.rows.ratings))
-    for client, one in found.guarantees.items():
+    for client, one in guarantees.items():
         own = data.items[data.users == client]
         sizes = {"own_items": len(set(own)), "rows": len(own), "num_values": values}
         sizes["protected"] = len(own)
         assert one == guarantee(config(0.1), num_items=6, **sizes)
-    table = summary(data, found)
-    assert table["protected"] == len(data)
+    table = summary(np.ones(len(protected), bool), guarantees.values())
+    assert (table["protected"], table["changed"]) == (len(data), 1)
     assert table["epsilon"]["true, whole profile"]["max"] == float("inf")
 
 
@@ -248,6 +245,8 @@ def test_three_groups_are_each_compared_with_all_others():
 # True epsilons by enumeration of all outcomes of the equations, against the formulas.
 
 INF = math.inf
+ODDS, SLOT = "true, log odds of a real interaction", "true, one slot"
+ITEM, PROFILE = "true, profile, one item exchanged", "true, whole profile"
 
 
 def config(epsilon, budget=0.0):
@@ -302,7 +301,7 @@ def test_figures_of_the_poster(epsilon, values, odds):
     """ML-1M: 165 interactions, 3706 items, with and without five rating values."""
     sizes = {"num_items": 3706, "own_items": 165, "rows": 165, "protected": 165}
     found = guarantee(config(epsilon), **sizes, num_values=values)
-    assert found.odds == pytest.approx(odds, abs=0.005)
+    assert found[ODDS] == pytest.approx(odds, abs=0.005)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -322,8 +321,8 @@ def test_the_formulas_are_the_enumerated_likelihood_ratios(num_items, size, valu
     counts = dict.fromkeys(("own_items", "rows", "protected"), size)
     found = guarantee(config(epsilon), num_items=num_items, num_values=values, **counts)
     if size == 1:
-        assert found.slot == found.item == found.profile
+        assert found[SLOT] == found[ITEM] == found[PROFILE]
     odds = math.log((num_items - size) * values) + epsilon
-    assert found.odds == pytest.approx(odds) and found.slot == (odds if values == 1 else INF)
-    for differ, claimed in ((1, found.item), (size, found.profile)):
+    assert found[ODDS] == pytest.approx(odds) and found[SLOT] == (odds if values == 1 else INF)
+    for differ, claimed in ((1, found[ITEM]), (size, found[PROFILE])):
         assert claimed == pytest.approx(enumerated(outcomes, num_items, size, differ, values))

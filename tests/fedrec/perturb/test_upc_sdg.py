@@ -76,9 +76,8 @@ class TestAttention:
 
     def test_equations_three_to_six_by_hand(self, embeddings):
         users, items = (part.double() for part in embeddings)
-        made = Attention(
-            AttentionConfig(beta=0.5, hidden=5), 8, torch.Generator().manual_seed(1)
-        ).double()
+        generator = torch.Generator().manual_seed(1)
+        made = Attention(AttentionConfig(beta=0.5, hidden=5), 8, generator).double()
         own, place = [torch.tensor([3, 4, 9]), torch.tensor([7])], torch.tensor([0, 0, 0, 1])
         total = 0.0
         for p, those in zip(users[:2], own, strict=True):
@@ -103,11 +102,10 @@ class TestAttention:
         users, items = np.repeat(np.arange(5), 4), np.arange(20)
         order = np.random.default_rng(1).permutation(20)
         config = AttentionConfig(epochs=1)
-        straight = make_data(users.tolist(), items.tolist(), 60, 40)
-        mixed = make_data(users[order].tolist(), items[order].tolist(), 60, 40)
         one, other = (
-            train_attention(config, d.rows, *embeddings, torch_stream(0, "t"))[0]
-            for d in (straight, mixed)
+            train_attention(config, data.rows, *embeddings, torch_stream(0, "t"))[0]
+            for rows in (np.arange(20), order)
+            for data in [make_data(users[rows], items[rows], 60, 40)]
         )
         assert np.allclose(one[order], other, atol=1e-4)
 
@@ -153,9 +151,9 @@ class TestGenerator:
             return made.logits(users[rows.users[some]], items[rows.items[some]], gamma, items)
 
         found = scored_substitutes(rows, chosen, scores, "best", 0)
-        liking = (users @ items.T)[two_tastes.rows.users[chosen]]
-        for row, user in enumerate(two_tastes.rows.users[chosen]):
-            liking[row, two_tastes.rows.items[two_tastes.rows.rows_of(user)]] = -torch.inf
+        liking = (users @ items.T)[rows.users[chosen]]
+        for row, user in enumerate(rows.users[chosen]):
+            liking[row, rows.items[rows.rows_of(user)]] = -torch.inf
         rank = (liking > liking[torch.arange(60), torch.from_numpy(found)][:, None]).sum(1)
         # Of about 32 items; the result of training depends slightly on the processor.
         assert (rank == 0).float().mean() > 0.4 and rank.float().mean() < 1.5
@@ -295,9 +293,8 @@ def test_samples_follow_the_softmax_of_what_the_user_has_not(make_data):
     users = list(range(4000))
     data = make_data(users, [2] * len(users), len(users), 5)
     logits = torch.tensor([0.0, 1.0, 9.0, -1.0, 0.5])
-    found = scored_substitutes(
-        data.rows, np.arange(len(users)), lambda s: logits.repeat(len(s), 1), "sample", 3
-    )
+    rows = np.arange(len(users))
+    found = scored_substitutes(data.rows, rows, lambda s: logits.repeat(len(s), 1), "sample", 3)
     chance = np.exp(logits.double().numpy())
     chance[2] = 0
     seen = np.bincount(found, minlength=5)
@@ -311,9 +308,9 @@ def test_two_samples_of_a_user_follow_draws_without_replacement(make_data):
     likely."""
     users = np.repeat(np.arange(3000), 2).tolist()
     data = make_data(users, [0, 1] * 3000, 3000, 5)
-    found = scored_substitutes(
-        data.rows, np.arange(6000), lambda s: torch.zeros(len(s), 5), "sample", 0
-    ).reshape(-1, 2)
+    rows = np.arange(6000)
+    found = scored_substitutes(data.rows, rows, lambda s: torch.zeros(len(s), 5), "sample", 0)
+    found = found.reshape(-1, 2)
     assert (found[:, 0] != found[:, 1]).all() and found.min() == 2
     assert chisquare(np.unique(found[:, 0] * 5 + found[:, 1], return_counts=True)[1]).pvalue > 1e-3
 
@@ -323,17 +320,15 @@ def test_a_user_can_have_all_rows_replaced(make_data, draw):
     """Twenty rows that all prefer the same item, and exactly twenty other items."""
     data = make_data([0] * 20, list(range(20)), 1, 40)
     scores = torch.arange(40, dtype=torch.float32) * 50
-    found = scored_substitutes(
-        data.rows, np.arange(20), lambda s: scores.repeat(len(s), 1), draw, 0
-    )
+    rows = np.arange(20)
+    found = scored_substitutes(data.rows, rows, lambda s: scores.repeat(len(s), 1), draw, 0)
     assert sorted(found) == list(range(20, 40))
 
 
 def test_too_few_other_items_are_an_error(make_data):
     data = make_data([0] * 4 + [1], [0, 1, 2, 3, 4])
-    with pytest.raises(
-        DataError, match=r"too few unvisited items .* user u0(.*\n)*.*at least 4(.*\n)*.*1 of 5"
-    ):
+    problem = r"too few unvisited items .* user u0(.*\n)*.*at least 4(.*\n)*.*1 of 5"
+    with pytest.raises(DataError, match=problem):
         replaced(data, **{"replacement-ratio": 1.0})
 
 
@@ -354,11 +349,8 @@ def test_items_are_those_of_the_cumulative_sums(items):
     weights = random.integers(0, 4, (6, items)).astype(np.float32)  # whole numbers: sums are exact
     weights[:, items // 2] = 1
     uniform = random.random((6, 16))
-    sums = weights.cumsum(axis=1)
-    wanted = [
-        np.searchsorted(own, shares * own[-1], side="right")
-        for own, shares in zip(sums, uniform, strict=True)
-    ]
+    pairs = zip(weights.cumsum(axis=1), uniform, strict=True)
+    wanted = [np.searchsorted(own, shares * own[-1], side="right") for own, shares in pairs]
     assert (drawn_by_weight(weights, uniform) == np.array(wanted)).all()
 
 
