@@ -42,8 +42,7 @@ from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
 from simulations import runner
-from simulations.engines.grid import FIRST_NODE_ID, contexts_of
-from simulations.engines.serial import SerialGrid
+from simulations.engines.grid import FIRST_NODE_ID, SerialGrid, contexts_of
 from tests import systems
 from tests.runs import assert_close
 

@@ -31,8 +31,7 @@ from server.cohort import call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut
-from simulations.engines.grid import FIRST_NODE_ID, contexts_of
-from simulations.engines.serial import SerialGrid
+from simulations.engines.grid import FIRST_NODE_ID, SerialGrid, contexts_of
 
 STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 

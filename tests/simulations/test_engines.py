@@ -29,8 +29,7 @@ from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.engines import grid as flwr_private
-from simulations.engines.grid import identify_server, number
-from simulations.engines.serial import SerialGrid
+from simulations.engines.grid import SerialGrid, identify_server, number
 from tests.runs import assert_close, assert_same_run, resumed
 from tests.simulations.listening import listening_below
 
