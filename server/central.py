@@ -35,7 +35,7 @@ from fedrec.privacy.statement import SIMULATION, sentence
 from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.shared_memory import finite
+from fedrec.runtime.files import finite
 from server.callbacks.base import CallbackList, RunEvent
 
 log = logging.getLogger("fedrec")

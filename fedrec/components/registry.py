@@ -20,8 +20,8 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from fedrec.components.errors import line_of
-from fedrec.config import Config, did_you_mean
-from fedrec.errors import ExperimentError
+from fedrec.config import Config
+from fedrec.errors import ExperimentError, unknown
 
 # The settings of a component: type, default, range and description of each.
 #
@@ -281,12 +281,8 @@ def resolve(kind: Kind, name: str) -> type:
     path = place_of(kind, name)
     if path is not None:
         return _from_path(kind, path)
-    raise ExperimentError(
-        f"unknown {kind.name} {name!r}",
-        expected=f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'",
-        got=repr(name),
-        fix=did_you_mean(name, available_names(kind)),
-    )
+    expected = f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'"
+    raise unknown(kind.name, name, available_names(kind), expected)
 
 
 def place_of(kind: Kind, name: str) -> str | None:

@@ -68,11 +68,8 @@ def component_settings(
     for key, parameter in parameters.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic and key not in arguments:
-            raise ExperimentError(
-                f"missing key '{at}.{key}'",
-                expected=f"a value, as {section.name} has no default",
-                fix="set the key",
-            )
+            fix = f"set it, as {section.name} has no default"
+            raise ExperimentError(f"missing key '{at}.{key}'", fix=fix)
     return {key.replace("-", "_"): value for key, value in arguments.items()}
 
 
@@ -171,12 +168,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     key, equals, written = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path) or len(path) > _DEEPEST:
-        raise ExperimentError(
-            f"invalid override {text[:100]!r}",
-            expected="key=value",
-            got=text[:200],
-            fix="--set strategy.server-lr=0.5",
-        )
+        problem = f"invalid override {text[:200]!r}"
+        raise ExperimentError(problem, expected="key=value", fix="--set strategy.server-lr=0.5")
     try:
         full = re.sub(r"^(\s*[+-]?)\.(?=\d)", r"\g<1>0.", written)  # TOML rejects .5
         value = tomllib.loads(f"value = {full}")["value"]

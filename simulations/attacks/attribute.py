@@ -96,10 +96,7 @@ class Attribute(Attack):
         if name not in known or features[name].width != 1:
             raise ExperimentError(
                 f"attribute {name!r} cannot be inferred",
-                expected=(
-                    f"a user feature with one category per user, of {', '.join(known) or 'none'}"
-                ),
-                got=name,
+                expected=f"a feature with one category per user, of {', '.join(known) or 'none'}",
                 fix=did_you_mean(name, known) if known else "choose another dataset",
             )
         users = population.partition.training_clients

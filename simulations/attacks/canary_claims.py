@@ -99,9 +99,7 @@ class Watch(Observer):
         """
         if first_round > 1:
             raise RunError(
-                f"the audited run {run.path} was interrupted",
-                expected="a run recorded from its first round",
-                got=f"a run resumed with round {first_round}",
+                f"the audited run {run.path} was interrupted before round {first_round}",
                 fix=f"remove {run.path} and start again",
             )
         experiment = run.experiment
@@ -218,12 +216,8 @@ def observed(
         )
         observations[phase] = rounds, seen
     if not observations:
-        raise ExperimentError(
-            "the run has no rounds to audit",
-            expected="at least one round with noise",
-            got="a budget too small for one round",
-            fix="raise privacy.budget or the noise",
-        )
+        fix = "raise privacy.budget or the noise"
+        raise ExperimentError("the budget is too small for a round to audit", fix=fix)
     return observations
 
 
@@ -310,9 +304,7 @@ def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
     if experiment.privacy is None:
         raise ExperimentError(
             f"experiment {experiment.name!r} makes no privacy claim",
-            expected="a table [privacy], or a claim on the command line",
-            got="neither",
-            fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
+            fix="add [privacy], or --clip S --noise-std SIGMA (and --epsilon E --delta D)",
         )
     _check_claim(experiment.privacy)
     return PhasePlans.before_a_run(experiment, np.arange(clients)).plans

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +22,7 @@ from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Question, lines, sentence, warnings
-from fedrec.runtime.files import write_atomically
-from fedrec.runtime.shared_memory import finite
+from fedrec.runtime.files import json_text, write_atomically
 from server.privacy.personal_budgets import check_no_phases
 from server.privacy.phase_plans import PhasePlans
 from simulations.cli import options
@@ -129,8 +127,7 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
 
 
 def _print_json(question: Question, plan: Plan, report: Report) -> None:
-    rows = {**_rows(question, plan, report), "caveats": list(report.caveats)}
-    typer.echo(json.dumps(finite(rows), allow_nan=False))
+    typer.echo(json_text({**_rows(question, plan, report), "caveats": report.caveats}))
 
 
 def _print_table(question: Question, plan: Plan, report: Report) -> None:

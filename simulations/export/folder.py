@@ -17,7 +17,6 @@ every item. Shared parameters are constants of the graph.
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -38,7 +37,12 @@ from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.runs.ids import id_lines
 from fedrec.runs.result import Result
-from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically
+from fedrec.runtime.files import (
+    open_atomically,
+    require_new_folder,
+    write_atomically,
+    write_json,
+)
 from simulations.recommending import (
     clients_of,
     evaluation_of,
@@ -88,7 +92,7 @@ def export(
     script = Path(__file__).with_name("score.py").read_text(encoding="utf-8")
     write_atomically(folder / "model.onnx", graph)
     write_atomically(folder / "items.txt", id_lines(data.item_ids))
-    write_atomically(folder / "scoring.json", json.dumps(_form(node, data), indent=2) + "\n")
+    write_json(folder / "scoring.json", _form(node, data))
     write_atomically(folder / "score.py", script)
     if client is not None:
         rows.pop(HISTORY, None)
@@ -101,12 +105,8 @@ def export(
 def _require_packages() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise ExperimentError(
-            f"exporting needs {missing[0]}",
-            expected=f"the optional packages {' and '.join(_NEEDED)}",
-            got=f"{missing[0]} not installed",
-            fix="pip install 'fedrec[export]'",
-        )
+        problem = f"exporting needs {missing[0]}"
+        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
 
 
 def _inputs(node: Node, client: int) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ noise, and no epsilon covers them.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.files import write_atomically
+from fedrec.runtime.files import write_json
 from server.checkpoint import Checkpoints, State
 from server.early_stopping import ending
 from server.privacy.phase_plans import PhasePlans
@@ -195,7 +194,7 @@ def publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> Non
     shutil.rmtree(folder / CHOSEN, ignore_errors=True)  # of an interrupted start
     target = RunFolder.create(run.experiment, folder / CHOSEN)
     about = {key: value for key, value in target.about.items() if key not in _PRIVATE}
-    write_atomically(target.path / "run.json", json.dumps(about, indent=2) + "\n")
+    write_json(target.path / "run.json", about)
     last, parameters = ending(state)
     rounds = [{"round": number + 1, "epsilon": cost.epsilon} for number in range(last)]
     Checkpoints.of(target).save(State(last, parameters))

@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from fedrec.errors import ExperimentError, FedrecError, RunError
+from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
@@ -41,7 +41,7 @@ from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
-from simulations.studies.declaration import Job, unknown
+from simulations.studies.declaration import Job
 from simulations.studies.private import (
     CHOSEN,
     ChoiceCost,
@@ -300,7 +300,7 @@ class SweepFolder(StudyFolder):
             self.plan = SweepPlan.model_validate(self.read(SWEEP))
             self.plan.space  # noqa: B018  # malformed texts are damage, too
         except (ValueError, ExperimentError) as error:
-            raise self.damaged(SWEEP, str(error)) from None
+            raise self.damaged(SWEEP, error) from None
 
     @classmethod
     def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
@@ -593,11 +593,7 @@ def with_sweeps(folders: Sequence[Path]) -> list[Path]:
         pattern = f"{CHOSEN}/result.json" if private else "runs/*/result.json"
         finished = sorted(file.parent for file in folder.glob(pattern))
         if not finished:
-            raise RunError(
-                f"{folder} has no finished run",
-                got="a pending private choice" if private else "a sweep without finished runs",
-                fix=f"fedrec resume {folder}",
-            )
+            raise RunError(f"{folder} has no finished run", fix=f"fedrec resume {folder}")
         runs += finished
     return runs
 

@@ -388,12 +388,7 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         RunError: `results` is empty.
     """
     if not results:
-        raise RunError(
-            "no runs to report",
-            expected="one run or more",
-            got="none",
-            fix="name folders of finished runs",
-        )
+        raise RunError("no runs to report", fix="name folders of finished runs")
     import fedrec
 
     names = list(dict.fromkeys(marked(result.experiment) for result in results))
