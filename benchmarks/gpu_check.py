@@ -65,10 +65,7 @@ TRAINED = max(COHORTS) if CUDA else 16  # users of the largest round that is tra
 CATALOGUE = {"users": 2000, "items": 3706, "mean-interactions": 100} if CUDA else {}
 SHARES = {"tests": 0.3, "steps": 0.75, "cohorts": 0.85}
 """Share of the time after which no part of it is begun any more."""
-TESTS = (
-    "tests/clients/test_client_updates.py",
-    "tests/fedrec/baselines/test_baselines.py",
-)
+TESTS = ("tests/clients/test_client_updates.py", "tests/fedrec/baselines/test_baselines.py")
 
 
 @dataclass

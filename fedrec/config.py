@@ -130,7 +130,9 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
             fix=did_you_mean(path[-1], _innermost(cls, path)[0].keys()),
         )
     if fault["type"] == "missing":
-        return ExperimentError(f"missing key {key!r}{more}", fix=f"set {key} = ...")
+        return ExperimentError(
+            f"missing key {key!r}{more}", expected=f"a value for {key!r}", fix=f"set {key} = ..."
+        )
     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     problem = f"wrong value for {key!r}{more}" if key else f"inconsistent settings{more}"
     return ExperimentError(

@@ -73,7 +73,7 @@ def resume(
     Raises:
         FedrecError: the folder is not a run folder, or another error that you can fix.
     """
-    run = amend(RunFolder(Path(folder)), overrides)
+    run = _amend(RunFolder(Path(folder)), overrides)
     if run.status()["state"] == "finished":
         return with_parameters(run.read_result())
     return execute(run, callbacks)
@@ -201,7 +201,7 @@ CHANGEABLE = (
 """Keys that may change after the first round."""
 
 
-def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
+def _amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
     """Change settings of a run, which is then resumed; a finished run continues with added rounds.
 
     Args:

@@ -86,7 +86,7 @@ def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
         return cls(settings, *arguments)
 
 
-def _fields(settings: Config) -> Iterator[tuple[str, registry.Kind | None, Any]]:
+def fields_of(settings: Config) -> Iterator[tuple[str, registry.Kind | None, Any]]:
     """Yield the name and the value of each field, and the kind of component that it names, if any.
 
     A field that holds a section is annotated with the kind:
@@ -100,7 +100,7 @@ def _fields(settings: Config) -> Iterator[tuple[str, registry.Kind | None, Any]]
 
 def sections_within(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
     """Yield the sections within a component's settings, each with its key and kind."""
-    for name, kind, value in _fields(settings) if isinstance(settings, Config) else ():
+    for name, kind, value in fields_of(settings) if isinstance(settings, Config) else ():
         key = name.replace("_", "-")
         if kind is not None:
             yield key, kind, value
@@ -121,7 +121,7 @@ def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
     """Check the sections within settings by their components, and fill in defaults."""
     settings = settings if seed is None else settings.seeded(seed)
     changes: dict[str, Any] = {}
-    for name, kind, value in _fields(settings):
+    for name, kind, value in fields_of(settings):
         key = f"{at}.{name.replace('_', '-')}"
         if kind is not None:
             changes[name] = resolved_section(kind, value, at=key, seed=seed)

@@ -62,12 +62,8 @@ from fedrec.runtime.files import (
 
 
 @contextmanager
-def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]:
-    """Lock a folder against a second writing process.
-
-    Args:
-        folder: an existing folder.
-        expected: text of the error, as are `got` and `fix`.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock an existing folder against a second writing process.
 
     Raises:
         RunError: another process holds the lock, or its file cannot be opened.
@@ -76,17 +72,14 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
     try:
         file = path.open("w")
     except OSError as error:
-        raise RunError(
-            f"{folder} cannot be locked",
-            expected=f"a writable file {path.name}, or none",
-            got=error.strerror or str(error),
-            fix=f"make the folder writable; if {path} is a folder, remove it",
-        ) from None
+        fix = f"make the folder writable; if {path} is a folder, remove it"
+        raise RunError(f"{folder} cannot be locked", got=str(error), fix=fix) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(f"{folder} is in use", expected=expected, got=got, fix=fix) from None
+            problem = f"{folder} is in use by a run in progress in another process"
+            raise RunError(problem, fix="wait for it, or stop it") from None
         yield
 
 
@@ -237,12 +230,7 @@ class RunFolder:
         Raises:
             RunError: another process holds the lock.
         """
-        return locked(
-            self.path,
-            expected="one process per run folder",
-            got="a run in progress in another process",
-            fix="wait for it, or stop it",
-        )
+        return locked(self.path)
 
     def status(self) -> dict[str, Any]:
         """State of the run (`state`: running, finished, interrupted, failed; `round`: last

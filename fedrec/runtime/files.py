@@ -149,10 +149,7 @@ def read_toml(file: Path, error: type[FedrecError]) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as e:  # those of TOML and text are ValueErrors
         raise error(
-            f"{file} is not valid TOML",
-            expected="TOML text",
-            got=str(e),
-            fix="correct it",
+            f"{file} is not valid TOML", expected="TOML text", got=str(e), fix="correct it"
         ) from None
 
 
@@ -250,10 +247,7 @@ def require_new_folder(
         return
     got = "a run folder" if (path / "run.json").is_file() else "other files"
     raise RunError(
-        f"{path} is not empty",
-        expected=expected,
-        got=got if path.is_dir() else "a file",
-        fix=fix,
+        f"{path} is not empty", expected=expected, got=got if path.is_dir() else "a file", fix=fix
     )
 
 
@@ -297,11 +291,7 @@ class DatabaseFile:
                     connection.execute(statement)
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            raise RunError(
-                f"{self.file} cannot be used",
-                got=str(error),
-                fix=self.fix,
-            ) from None
+            raise RunError(f"{self.file} cannot be used", got=str(error), fix=self.fix) from None
 
     def _opened(self) -> AbstractContextManager[sqlite3.Connection]:
         if self._memory is not None:

@@ -32,7 +32,7 @@ class SharedArray(np.memmap):
 
 def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copy large arrays to shared memory, if the system supports it."""
-    if not offered():
+    if not _offered():
         return dict(arrays)
     return {
         name: _shared(array) if array.nbytes >= _WORTH_SHARING else array
@@ -40,12 +40,12 @@ def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def offered() -> bool:
+def _offered() -> bool:
     """True if the system supports shared memory."""
     return hasattr(os, "memfd_create")
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
     """Make a shared array of zeros; memory is allocated on the first write."""
     descriptor = os.memfd_create("fedrec")
     os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
@@ -91,7 +91,7 @@ def _opened(filename: str, _inode: int, dtype: str, shape: tuple[int, ...]) -> n
 def _shared(array: np.ndarray) -> np.ndarray:
     if is_shared(array):
         return array
-    shared = empty(array.shape, array.dtype)
+    shared = _empty(array.shape, array.dtype)
     shared[...] = array
     return shared
 

@@ -99,13 +99,7 @@ class TrainedSystem:
                 scores = scores_of(part)
             yield part, scores.cpu().numpy()
 
-    def lists(
-        self,
-        users: np.ndarray,
-        length: int,
-        *,
-        as_shown: bool = False,
-    ) -> np.ndarray:
+    def lists(self, users: np.ndarray, length: int, *, as_shown: bool = False) -> np.ndarray:
         """Recommendation lists, `int64 [users, length]`, best item first.
 
         Args:

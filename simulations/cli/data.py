@@ -189,7 +189,7 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
     """Apply an experiment's perturbation without training, and report its effect and its
     guarantee."""
     loaded = load(experiment, overrides or [])
-    population, perturbed = perturbed_population(loaded)
+    population, perturbed = _perturbed_population(loaded)
     figures = {
         "clients": len(population.training_clients),
         "rows": len(population.partition.train_rows),
@@ -197,7 +197,7 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
         **perturbed.figures,
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    typer.echo(json_text(figures)) if as_json else print_figures(figures)
+    typer.echo(json_text(figures)) if as_json else _print_figures(figures)
 
 
 def synthesise(
@@ -213,7 +213,7 @@ def synthesise(
     """
     check_output(output)
     loaded = load(experiment, overrides or [])
-    population, perturbed = perturbed_population(loaded)
+    population, perturbed = _perturbed_population(loaded)
     real = population.interactions.with_rows(population.partition.train_rows)
     write_table(perturbed.rows.frame(), output)
     measured = dict(perturbed.figures)
@@ -230,10 +230,10 @@ def synthesise(
     if as_json:
         typer.echo(json_text(figures))
     else:
-        print_figures({_TITLES.get(name, name): value for name, value in figures.items()})
+        _print_figures({_TITLES.get(name, name): value for name, value in figures.items()})
 
 
-def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
+def _perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
     """The population of an experiment, and its perturbed training rows.
 
     Raises:
@@ -248,12 +248,12 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
     return population, population.perturbed  # type: ignore[return-value]
 
 
-def print_figures(figures: dict[str, Any], indent: str = "") -> None:
+def _print_figures(figures: dict[str, Any], indent: str = "") -> None:
     """Print counts, shares and spreads line by line, then the sentences."""
     for name, value in figures.items():
         if isinstance(value, dict):
             typer.echo(f"{indent}{name}:")
-            print_figures(value, indent + "  ")
+            _print_figures(value, indent + "  ")
         elif name != "in words":
             typer.echo(f"{indent}{name}: {_shown(value)}")
     for line in figures.get("in words", ()):

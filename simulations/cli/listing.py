@@ -16,14 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedrec.components.errors import file_of
-from fedrec.components.registry import (
-    KINDS,
-    Kind,
-    available,
-    available_names,
-    resolve,
-    settings_of,
-)
+from fedrec.components.registry import KINDS, Kind, available, available_names, resolve, settings_of
 from fedrec.components.registry import file_of as file_of_name
 from fedrec.config import Config
 from fedrec.errors import ROOT, ExperimentError, FedrecError, unknown

@@ -161,7 +161,7 @@ def users(
 ) -> None:
     """Compute each user's true and requested epsilon, without training."""
     loaded = load(experiment, overrides or [])
-    noise = personal_noise(loaded)
+    noise = _personal_noise(loaded)
     table = personal_epsilons(loaded, rounds)
     shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))
     for name, spread in summary(table).items():
@@ -177,7 +177,7 @@ def users(
         typer.echo(output)
 
 
-def personal_noise(experiment: Experiment) -> PersonalNoise:
+def _personal_noise(experiment: Experiment) -> PersonalNoise:
     """The users' noise of a resolved experiment.
 
     Raises:
@@ -207,7 +207,7 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
     Raises:
         ExperimentError: the experiment has another step, or phases with other steps.
     """
-    settings = personal_noise(experiment)
+    settings = _personal_noise(experiment)
     check_no_phases(experiment)
     clients = Population.of(experiment).partition.training_clients
     sampler = component_of(registry.SAMPLER, experiment.sampler, clients, experiment.seed)

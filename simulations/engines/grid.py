@@ -12,7 +12,7 @@ import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
@@ -21,12 +21,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedrec.components.errors import line_of
+from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import FedrecError
+from fedrec.experiment.loading import from_run_config
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.shared_memory import share
-
-if TYPE_CHECKING:
-    from fedrec.data.population import Population
 
 # The only imports of Flower's private modules, for fedrec's grids.
 #
@@ -137,13 +136,18 @@ def index_of(message: Message) -> int:
     return message.metadata.dst_node_id - FIRST_NODE_ID
 
 
-def contexts_of(
-    resolved: str, output: str, nodes: int
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def contexts_of(resolved: str, output: str, nodes: int) -> list[Context]:
     """Context of each node, with node and run configuration as Flower would set them."""
-    run_config = {"resolved": resolved, "output": output}
+    run_config: Any = {"resolved": resolved, "output": output}
     return [
-        ({"partition-id": index, "num-partitions": nodes}, run_config) for index in range(nodes)
+        Context(
+            1,
+            FIRST_NODE_ID + index,
+            {"partition-id": index, "num-partitions": nodes},
+            RecordDict(),
+            run_config,
+        )
+        for index in range(nodes)
     ]
 
 
@@ -199,37 +203,21 @@ def open_grid(run: RunFolder) -> Iterator[SerialGrid]:
     """Open the grid of a run."""
     from clients.app import app
 
-    experiment = run.experiment
-    configs = contexts_of(experiment.model_dump_json(), str(run.path), experiment.engine.nodes or 1)
-    contexts = [
-        Context(1, FIRST_NODE_ID + index, node_config, RecordDict(), run_config)
-        for index, (node_config, run_config) in enumerate(configs)
-    ]
-    yield SerialGrid(app, contexts)
+    nodes = run.experiment.engine.nodes or 1
+    yield SerialGrid(app, contexts_of(run.experiment.model_dump_json(), str(run.path), nodes))
 
 
 class NodeActor:
     """Ray actor of one node, in its own process, see `simulations.engines.ray`.
 
     Args:
-        node_id: the node's id.
-        node_config: as Flower gives it.
-        run_config: as Flower gives it.
+        context: of the node.
         population: all clients' data, which Ray reads from its object store without a copy.
     """
 
-    def __init__(
-        self,
-        node_id: int,
-        node_config: dict[str, Any],
-        run_config: dict[str, Any],
-        population: Population,
-    ) -> None:
-        from fedrec.data.population import POPULATIONS
-        from fedrec.experiment.loading import from_run_config
-
-        self.context = Context(1, node_id, node_config, RecordDict(), run_config)
-        POPULATIONS.hold(from_run_config(run_config), population)
+    def __init__(self, context: Context, population: Population) -> None:
+        self.context = context
+        POPULATIONS.hold(from_run_config(context.run_config), population)
 
     def handle(self, packed: bytes, names: list[str], *records: ArrayRecord) -> Message:
         """Answer a message. Its metadata and content are pickled; its large records of arrays,
@@ -237,15 +225,12 @@ class NodeActor:
         gc.collect(1)  # messages before, which contain themselves and hold arrays of the store
         metadata, content = pickle.loads(packed)
         large = dict(zip(names, records, strict=True))
-        return self._answer(rebuilt(metadata, RecordDict({**content, **large})))
+        return answer_or_error(rebuilt(metadata, RecordDict({**content, **large})), self._work)
 
-    def _answer(self, message: Message) -> Message:
-        def work(message: Message) -> Message:
-            from clients.app import app
+    def _work(self, message: Message) -> Message:
+        from clients.app import app
 
-            return app(message, self.context)
-
-        return answer_or_error(message, work)
+        return app(message, self.context)
 
 
 def answer_or_error(message: Message, work: Callable[[Message], Message]) -> Message:

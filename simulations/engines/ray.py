@@ -37,7 +37,6 @@ from fedrec.protocol.serialization import sent_bytes
 from fedrec.runs.folder import RunFolder
 from simulations.engines.grid import (
     CLIENT_RAISED,
-    FIRST_NODE_ID,
     LocalGrid,
     NodeActor,
     SerialGrid,
@@ -134,7 +133,7 @@ def _authentication_is_read_again() -> None:
     raylet.Config.initialize("")
 
 
-def has_token() -> bool:
+def _has_token() -> bool:
     """Return True if this process's Ray authenticates by a token."""
     raylet: Any = importlib.import_module("ray._raylet")
     return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
@@ -400,7 +399,7 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
         import ray
 
         local = ours and engine.ray_address is None
-        if local and not has_token():
+        if local and not _has_token():
             log.warning(
                 "Ray's token authentication is off: other users of this machine may be able to"
                 " connect to the Ray that is started now"
@@ -450,12 +449,12 @@ def _grid(run: RunFolder, population: Any) -> Iterator[RayGrid]:
     nodes = engine.nodes or 1
     gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
     remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
-    configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
+    contexts = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
     thread = ThreadPoolExecutor(1, "fedrec-node")
     with open_serial_grid(run) as here:
         grid = RayGrid(
             nodes,
-            lambda index: remote.remote(FIRST_NODE_ID + index, *configs[index], population),
+            lambda index: remote.remote(contexts[index], population),
             range(nodes - engine.actors, nodes),
             here,
             thread,

@@ -452,10 +452,7 @@ def _named(tables: Mapping[str, Any], name: str) -> Any:
 
 def _study(paper: str, item: str, section: Table, names: _Names) -> Study:
     section.pop("like", None)
-    about = {
-        "title": section.pop("title"),
-        "published": section.pop("published", ""),
-    }
+    about = {"title": section.pop("title"), "published": section.pop("published", "")}
     compared = _expanded(section.pop("compared", []), names)
     further = {
         "differs": tuple(section.pop("differs", ())),

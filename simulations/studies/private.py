@@ -113,7 +113,7 @@ def cost_of(
             range, or training users are scored.
     """
     settings = [load(experiment, overrides(point)) for point in grid(space)]
-    check_same_data(settings)
+    _check_same_data(settings)
     population = Population.of(settings[0])
     trained = population.partition.training_clients
     validated = population.interactions.users[population.partition.validation_rows]
@@ -131,7 +131,7 @@ def cost_of(
     return ChoiceCost(epsilon, delta, float(epsilon_of(curve, delta)), choice, aim)
 
 
-def check_same_data(settings: Sequence[Experiment]) -> None:
+def _check_same_data(settings: Sequence[Experiment]) -> None:
     """Check that all settings have the same clients and scored users.
 
     Raises:

@@ -235,7 +235,7 @@ def execute(
         yield job
 
 
-def attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
+def _attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
     """Perform a job, and return an error instead of stopping other jobs; None if it finished.
 
     Raises:
@@ -256,7 +256,7 @@ def attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
 def _here(jobs: Iterator[J], quiet: bool) -> Iterator[tuple[J, str | None]]:
     for job in jobs:
         with closing(Progress()) as progress:
-            failure = attempt(job, [] if quiet else [progress])
+            failure = _attempt(job, [] if quiet else [progress])
         yield job, failure
 
 
@@ -270,7 +270,7 @@ def _on_ray(
     with connected(address, workers):
         gpus = ray.cluster_resources().get("GPU", 0.0) if device != "cpu" else 0.0
         options = {"num_cpus": 1, "num_gpus": min(1.0, gpus / workers), "max_retries": 0}
-        task = ray.remote(**options)(attempt)
+        task = ray.remote(**options)(_attempt)
         running: dict[Any, J] = {}
         while True:
             job = next(jobs, None) if len(running) < workers else None
@@ -353,12 +353,7 @@ class StudyFolder:
         Raises:
             RunError: another process holds the lock.
         """
-        return locked(
-            self.path,
-            expected=f"one process per {self.kind}",
-            got="a run in progress in another process",
-            fix="wait for it, stop it, or choose another --output",
-        )
+        return locked(self.path)
 
     def read(self, name: str) -> Any:
         """Read a JSON file.

@@ -42,14 +42,13 @@ class UnreliableGrid(SerialGrid):
 
     def __init__(self, experiment, output, nodes, folders=()):
         """With the folders of real nodes, or simulated ones."""
-        configs = contexts_of(experiment.model_dump_json(), str(output), nodes)
+        contexts = contexts_of(experiment.model_dump_json(), str(output), nodes)
+        run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
         if folders:
-            run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
-            configs = [(settings_of(folder), run) for folder in folders]
-        contexts = [
-            Context(1, FIRST_NODE_ID + n, own, RecordDict(), config)
-            for n, (own, config) in enumerate(configs)
-        ]
+            contexts = [
+                Context(1, FIRST_NODE_ID + n, settings_of(folder), RecordDict(), run)
+                for n, folder in enumerate(folders)
+            ]
         super().__init__(app, contexts)
         self.contexts = contexts
         self.deaf, self.mute, self.away, self.forged = set(), set(), set(), {}
