@@ -283,5 +283,5 @@ def _check_discardable(run: RunFolder) -> None:
     secure = run.experiment.hides_cohorts
     settings = run.experiment.evaluation.baseline_settings().values()
     if ledgers and (secure or any(baseline.get("mode") == "secure" for baseline in settings)):
-        problem = f"{run.path} holds the ledger of a real release (mode = 'secure')"
+        problem = f"{run.path} holds the ledger of a release in mode = 'secure'"
         raise RunError(problem, fix="choose another --output, and keep this folder")

@@ -12,9 +12,8 @@ experiment.
                        number of nodes
     timings.csv        seconds per round, separate from rounds.csv because they vary between runs;
                        none in mode `secure`
-    baselines.json     metrics of the centralised baselines
-    baselines/NAME/    a baseline: result.json, users.csv (metrics of each user), groups.csv,
-                       privacy.jsonl (its charges)
+    baselines/NAME/    a centralised baseline: result.json, users.csv (metrics of each user),
+                       groups.csv, privacy.jsonl (its charges)
     users.csv          metrics of each evaluated user after the last round; `client` is its number,
                        `user` the data's id where the data are known
     groups.csv         the same, averaged over groups of users
@@ -276,16 +275,12 @@ class RunFolder:
             return pd.DataFrame()
         return self._read_table("rounds.csv")
 
-    def read_baselines(self) -> dict[str, dict[str, float]] | None:
-        """Read the metrics of the baselines; None before they are computed."""
-        if not (self.path / "baselines.json").exists():
-            return None
-        baselines = self._read_json("baselines.json")
-        return {label: self._metrics(m, "baselines.json") for label, m in baselines.items()}
-
-    def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
-        """Store the metrics of the baselines for a resumed run."""
-        write_json(self.path / "baselines.json", metrics)
+    def read_baselines(self) -> dict[str, dict[str, float]]:
+        """Read the metrics of the baselines that are computed; a baseline without rating
+        predictions has none in rating experiments and is left out."""
+        labels = self.experiment.evaluation.baseline_settings()
+        saved = ((label, self.read_baseline(label)) for label in labels)
+        return {label: result["metrics"] for label, result in saved if result and result["metrics"]}
 
     def baseline_folder(self, label: str) -> Path:
         """Folder of one centralised baseline."""
@@ -314,7 +309,7 @@ class RunFolder:
     def result(self, **tables: Any) -> Result:
         """Make the result of the run from its tables (attributes of `Result`) and from what the
         folder has of its centralised baselines."""
-        baselines = self.read_baselines() or {}
+        baselines = self.read_baselines()
         users, groups = (self._of_baselines(baselines, name) for name in ("users", "groups"))
         return Result(
             experiment=self.experiment,
