@@ -31,7 +31,7 @@ from simulations import runner
 from simulations.engines import grid as flwr_private
 from simulations.engines.grid import SerialGrid, identify_server, number
 from tests.runs import assert_close, assert_same_run, resumed
-from tests.simulations.listening import listening_below
+from tests.simulations.helpers import listening_below
 
 # The serial grid: nodes in this process that do not affect each other.
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from simulations.engines.ray import alone, connect, few_processes, started
-from tests.simulations.listening import listening_below, parent_of
+from tests.simulations.helpers import listening_below, parent_of
 
 # Actors that die while they start, on a local Ray.
 
