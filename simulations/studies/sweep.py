@@ -204,8 +204,8 @@ def plan_of(
         (varied, "no keys to vary", "--vary KEY=[..] or KEY={low=.., high=..}"),
         (
             private is None or one_each,
-            f"a private choice by {len(choose)} metrics with --seeds {seeds}",
-            "--choose one metric without --seeds (they are drawn); more trials: --trials",
+            "a private choice needs one metric and one run per trial",
+            "--choose hits@10 without --seeds (they are drawn); more trials: --trials",
         ),
     )
     for holds, problem, fix in rules:
