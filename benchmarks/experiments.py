@@ -29,7 +29,6 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -48,7 +47,7 @@ from benchmarks.contestants.shipped import (  # noqa: E402
     section_of,
     trained,
 )
-from benchmarks.processes import child_environment  # noqa: E402
+from benchmarks.processes import finished  # noqa: E402
 from clients.step import Step  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 from fedrec.runtime.files import read_json, write_atomically  # noqa: E402
@@ -99,13 +98,16 @@ def difference(name: str, step: str) -> float:
 
 def measured(*arguments: object) -> dict[str, Any]:
     """The report of `contestants/shipped.py`."""
-    command = [sys.executable, "-m", "benchmarks.contestants.shipped", *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=child_environment(), capture_output=True, text=True
-    )
+    output = _printed("-m", "benchmarks.contestants.shipped", *arguments)
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def _printed(*arguments: object, **environment: str) -> str:
+    """Output of Python with some arguments; a failure ends the program."""
+    done = finished([sys.executable, *arguments], values=environment)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+        raise SystemExit(f"{' '.join(done.args)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def speeds(name: str, step: str, repeats: int) -> dict[str, Any]:
@@ -134,12 +136,9 @@ def command(name: str) -> dict[str, float]:
     """Processor seconds of an experiment's whole command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
-        call = [sys.executable, "-m", "simulations.cli", "run", name, "--quiet"]
-        call += ["--engine", "serial", "--output", f"{folder}/run", "--set", "engine.threads=1"]
-        environment = child_environment(OMP_NUM_THREADS="1")
-        done = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(call)} failed:\n{done.stderr[-2000:]}")
+        options = ["--engine", "serial", "--output", f"{folder}/run", "--set", "engine.threads=1"]
+        call = ("-m", "simulations.cli", "run", name, "--quiet", *options)
+        _printed(*call, OMP_NUM_THREADS="1")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"seconds": after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime}
 

@@ -47,7 +47,7 @@ import torch  # noqa: E402
 
 from benchmarks.contestants.ours import experiment  # noqa: E402
 from benchmarks.contestants.shipped import Numbers, apart, initial, orders, trained  # noqa: E402
-from benchmarks.processes import GpuWatch, child_environment  # noqa: E402
+from benchmarks.processes import GpuWatch, finished  # noqa: E402
 from clients import blocks  # noqa: E402
 from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
@@ -65,10 +65,7 @@ TRAINED = max(COHORTS) if CUDA else 16  # users of the largest round that is tra
 CATALOGUE = {"users": 2000, "items": 3706, "mean-interactions": 100} if CUDA else {}
 SHARES = {"tests": 0.3, "steps": 0.75, "cohorts": 0.85}
 """Share of the time after which no part of it is begun any more."""
-TESTS = (
-    "tests/clients/test_client_updates.py",
-    "tests/fedrec/baselines/test_baselines.py",
-)
+TESTS = ("tests/clients/test_client_updates.py", "tests/fedrec/baselines/test_baselines.py")
 
 
 @dataclass
@@ -246,8 +243,8 @@ def tests(budget: Budget) -> dict[str, Any]:
     """Pytest's last line."""
     files = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
     marks = ["-m", "slow or not slow"] if CUDA else []
-    done = _run([*files, *marks], budget, "tests")
-    return {"passed": done is not None and not done.returncode, "summary": _last(done)}
+    passed, summary = _run([*files, *marks], budget, "tests")
+    return {"passed": passed, "summary": summary}
 
 
 def loop(budget: Budget) -> dict[str, Any]:
@@ -260,45 +257,30 @@ def loop(budget: Budget) -> dict[str, Any]:
         where = ["--device", "cuda" if CUDA else "cpu", "--memory-gib", "16" if CUDA else "1"]
         size = ["--cohort", "400" if CUDA else "10", "--rounds", "3", "--json", str(figures)]
         systems = ["--contestants", "fedrec-serial,loop"]
-        done = _run([*command, *where, *size, *systems], budget, "loop")
-        if done is None or done.returncode:
-            return {"failed": _last(done)}
+        passed, last = _run([*command, *where, *size, *systems], budget, "loop")
+        if not passed:
+            return {"failed": last}
         report = json.loads(figures.read_text())
     keys = ("users_per_second", "gpu_busy", "equal_results", "cohort", "device")
     return {key: report[key] for key in keys if key in report}
 
 
-def _run(command: list[str], budget: Budget, part: str) -> subprocess.CompletedProcess[str] | None:
-    """A command, stopped when its part of the time is over; None: it was."""
+def _run(command: list[str], budget: Budget, part: str) -> tuple[bool, str]:
+    """Whether a command succeeded before its part of the time was over, and its last line."""
     try:
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            timeout=max(1.0, budget.left(part)),
-        )
+        done = finished(command, timeout=max(1.0, budget.left(part)))
     except subprocess.TimeoutExpired:
         budget.left_out.append(f"{part}: stopped")
-        return None
-
-
-def _last(done: subprocess.CompletedProcess[str] | None) -> str:
-    """The last line that a command wrote."""
-    if done is None:
-        return "stopped: no time left"
-    return ([*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or [""])[-1]
+        return False, "stopped: no time left"
+    lines = [*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()]
+    return not done.returncode, (lines or [""])[-1]
 
 
 def machine() -> dict[str, Any]:
     """Where the figures come from."""
     versions = {"torch": torch.__version__, "python": platform.python_version(), "cuda": CUDA}
     if not CUDA:
-        return {
-            **versions,
-            "device": "tests/second_device.py, without hardware",
-        }
+        return {**versions, "device": "tests/second_device.py, without hardware"}
     about = torch.cuda.get_device_properties(0)
     return {**versions, "device": about.name, "memory_gib": round(about.total_memory / 2**30)}
 

@@ -75,7 +75,6 @@ def perturbed(
     set: Sequence[str] = (),
     masks: Sequence[str] = ("both", "learned"),
     tested: int | None = None,
-    similar: bool = True,
 ) -> Iterator[Found]:
     """Metrics of each of an experiment's baselines, and what the perturbed table reveals.
 
@@ -87,7 +86,6 @@ def perturbed(
         set: overrides of the experiment.
         masks: values of `evaluation.masked`.
         tested: number of tested users, the same each time; default: all.
-        similar: whether mean similarity is measured where the perturbation does not tell it.
     """
     row = job.task.name
     loaded = job.experiment(experiment, set)
@@ -99,12 +97,9 @@ def perturbed(
         return
     real = population.interactions.with_rows(population.partition.train_rows)
     table = disclosure(real, population.perturbed, loaded.seed)
-    figures = population.perturbed.figures
-    if FIGURE in figures or similar:
-        by_gamma = figures.get(FIGURE) or measured_similarity(
-            real, population.perturbed, loaded.seed
-        )
-        table |= {"similarity": next(iter(by_gamma.values()), {})}
+    by_gamma = population.perturbed.figures.get(FIGURE)
+    by_gamma = by_gamma or measured_similarity(real, population.perturbed, loaded.seed)
+    table |= {"similarity": next(iter(by_gamma.values()), {})}
     for name, value in table.items():
         for part, number in value.items() if isinstance(value, dict) else [("", value)]:
             yield Found(dataset, row, f"{name} {part}".strip(), float(number))

@@ -24,8 +24,9 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_INTERVAL = 0.5
@@ -47,6 +48,15 @@ def child_environment(**values: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(search), **values}
 
 
+def finished(
+    command: Sequence[object], timeout: float | None = None, values: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in this checkout to its end, with some values in its environment."""
+    line = [*map(str, command)]
+    around: Any = {"cwd": ROOT, "env": child_environment(**(values or {})), "timeout": timeout}
+    return subprocess.run(line, capture_output=True, text=True, **around)
+
+
 class TreeWatch(threading.Thread):
     """Watches the tree below a process until that process ends.
 
@@ -62,9 +72,8 @@ class TreeWatch(threading.Thread):
         self.peak_mib = 0.0
         self._root = root
         self._memory = memory
-        self._ticks: dict[
-            tuple[int, int], int
-        ] = {}  # (process id, start time) -> user + system time in clock ticks
+        # (process id, start time) -> user + system time in clock ticks
+        self._ticks: dict[tuple[int, int], int] = {}
         self._samples: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
 
     def run(self) -> None:

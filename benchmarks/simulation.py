@@ -206,23 +206,13 @@ def summary(
 ) -> dict[str, Any]:
     """Medians over the repeats, memory, and whether all did the same work."""
     sums = [run["squared_sum"] for repeats in runs.values() for run in repeats]
-    speeds = {
-        kind: {
-            name: statistics.median(run[kind] for run in repeats) for name, repeats in runs.items()
-        }
-        for kind in ("users_per_second", "users_per_cpu_second")
-    }
-    busy = {
-        name: [run["gpu_busy"] for run in repeats if "gpu_busy" in run]
-        for name, repeats in runs.items()
-    }
+    medians = {}
+    for kind in ("users_per_second", "users_per_cpu_second", "gpu_busy"):
+        numbers = {name: [run[kind] for run in runs[name] if kind in run] for name in runs}
+        if all(numbers.values()):
+            medians[kind] = {name: statistics.median(numbers[name]) for name in runs}
     return {
-        **speeds,
-        **(
-            {"gpu_busy": {name: statistics.median(shares) for name, shares in busy.items()}}
-            if all(busy.values())
-            else {}
-        ),
+        **medians,
         "peak_mib": peaks,
         "equal_results": alike(sums, SUM_TOLERANCE) and alike(changes.values(), CHANGE_TOLERANCE),
         "squared_sums": {name: repeats[0]["squared_sum"] for name, repeats in runs.items()},
@@ -237,9 +227,7 @@ def main() -> None:
     )
     parser.add_argument("--cohort", type=int, default=20, help="users per round")
     parser.add_argument("--items", type=int, default=3706, help="size of the catalogue")
-    parser.add_argument(
-        "--rounds", type=int, default=6, help="rounds per run, the first of them not counted"
-    )
+    parser.add_argument("--rounds", type=int, default=6, help="of a run; the first does not count")
     parser.add_argument("--contestants", default="fedrec,fedrec-serial,loop,loop-sparse,flower")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
@@ -251,9 +239,7 @@ def main() -> None:
     parser.add_argument(
         "--clip", type=float, default=0.0, help="clip each user's whole update to this L2 norm"
     )
-    parser.add_argument(
-        "--no-memory", action="store_true", help="skip the additional run that measures memory"
-    )
+    parser.add_argument("--no-memory", action="store_true", help="skip the run that measures it")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     if not 0 <= given.clip < float("inf"):

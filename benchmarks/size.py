@@ -40,6 +40,7 @@ TARGETS = {
 }
 """The most that each figure is to be."""
 _SEVERAL = {"Model": ("Model", "HistoryModel", "SequenceModel")}
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SHORT = 40
 _LONG = 500
 _NO_CODE = {
@@ -130,16 +131,10 @@ def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
     """The texts that stand alone as statements in a body: docstrings of modules, classes,
     functions and attributes."""
     body = getattr(node, "body", None)
-    if isinstance(body, list):
-        yield from (statement for statement in body if _is_text(statement))
-
-
-def _is_text(statement: ast.AST) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+    for statement in body if isinstance(body, list) else ():
+        match statement:
+            case ast.Expr(value=ast.Constant(value=str())):
+                yield statement
 
 
 def members_of(source: str) -> dict[str, set[str]]:
@@ -184,19 +179,19 @@ def folder_size(folder: Path) -> Size:
     return sum(sizes, Size())
 
 
+def sizes_of(root: Path) -> dict[str, Size]:
+    """Sizes of the packages, of all of them, of the tests and of the benchmarks."""
+    sizes = {name: folder_size(root / name) for name in PACKAGES}
+    sizes["source"] = sum(sizes.values(), Size())
+    return sizes | {name: folder_size(root / name) for name in ("tests", "benchmarks")}
+
+
 def figures(root: Path) -> dict[str, int]:
     """Every figure that has a target, by its name."""
-    sizes = {"source": sum((folder_size(root / name) for name in PACKAGES), Size())}
-    sizes |= {name: folder_size(root / name) for name in ("tests", "benchmarks")}
-    counted = {
-        f"{name} {part}": number
-        for name, size in sizes.items()
-        for part, number in asdict(size).items()
-    } | contract_sizes(root)
+    counted = contract_sizes(root)
+    for name, size in sizes_of(root).items():
+        counted |= {f"{name} {part}": number for part, number in asdict(size).items()}
     return {name: counted[name] for name in TARGETS}
-
-
-_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def main() -> None:
@@ -204,19 +199,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=Path, default=ROOT, help="folder of the checkout")
     options = parser.parse_args()
-    sizes = {name: folder_size(options.root / name) for name in PACKAGES}
-    sizes["source"] = sum(sizes.values(), Size())
-    sizes |= {name: folder_size(options.root / name) for name in ("tests", "benchmarks")}
-    print(
-        f"{'':12} {'files':>6} {'<40':>5} {'>500':>5} {'lines':>7} {'public':>7}"
-        f" {'packed/1000':>12}"
-    )
-    for name, size in sizes.items():
-        packed = 1000 * size.packed / max(1, size.lines)
-        print(
-            f"{name:12} {size.files:6} {size.short:5} {size.long:5} {size.lines:7} {size.public:7}"
-            f" {packed:12.1f}"
-        )
+    print(f"{'':12}  files   <40  >500   lines  public  packed/1000")
+    for name, size in sizes_of(options.root).items():
+        counts = f"{size.files:6} {size.short:5} {size.long:5} {size.lines:7} {size.public:7}"
+        print(f"{name:12} {counts} {1000 * size.packed / max(1, size.lines):12.1f}")
     print(f"\n{'':16} {'now':>7} {'target':>7}")
     for name, number in figures(options.root).items():
         print(f"{name:16} {number:7} {TARGETS[name]:7}")

@@ -114,6 +114,30 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     )
 
 
+def unknown(what: str, name: str, known: Iterable[str], expected: str = "") -> ExperimentError:
+    """Create the error for an unknown name.
+
+    Args:
+        what: what it names.
+        name: the name.
+        known: the known names.
+        expected: possible names, in words; default: the known ones.
+    """
+    known = list(known)
+    return ExperimentError(
+        f"unknown {what} {name!r}",
+        expected=expected or f"one of {', '.join(known)}",
+        fix=did_you_mean(name, known),
+    )
+
+
+def unreadable(path: Path, got: object, fix: str = "restore it from a backup") -> RunError:
+    """Create the error for a file of a run or a study that is damaged or protected; `got` is the
+    exception or a description."""
+    got = f"{type(got).__name__}: {got}" if isinstance(got, Exception) else str(got)
+    return RunError(f"{path} cannot be read", got=got, fix=fix)
+
+
 def missing_file(what: str, path: Path, fix: str) -> DataError:
     """Create the error for a missing data file; `what` describes the file."""
     return DataError(f"{what} is missing", expected=f"a file {path}", got="nothing", fix=fix)

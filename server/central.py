@@ -34,7 +34,7 @@ from fedrec.privacy.statement import SIMULATION, sentence
 from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.shared_memory import finite
+from fedrec.runtime.files import finite
 from server.callbacks.base import CallbackList, RunEvent
 
 log = logging.getLogger("fedrec")
@@ -43,35 +43,27 @@ LEDGER = "privacy.jsonl"
 
 def run_baselines(run: RunFolder, callback_list: CallbackList) -> None:
     """Run the experiment's baselines once per run folder."""
-    # the server of a deployment has no data to evaluate on
-    if run.read_baselines() is not None or not run.experiment.evaluation.baselines:
+    settings = run.experiment.evaluation.baseline_settings()
+    left = [label for label in settings if run.read_baseline(label) is None]
+    if not left:  # as on the server of a deployment, which has no data to evaluate on
         return
     callback_list.on_event(RunEvent("fitting baselines"))
-    metrics = {}
     evaluation = _evaluation(run.experiment)
-    settings = run.experiment.evaluation.baseline_settings()
     for label, options in settings.items():
         _check_independent(run.experiment, label, make_baseline(label, options))
-    systems = list(settings.items())
-    for number, (label, options) in enumerate(systems, 1):
-        saved = run.read_baseline(label)
-        if saved is None:
-            callback_list.on_event(RunEvent(f"system {number}/{len(systems)}: {label}", label))
+    for number, label in enumerate(settings, 1):
+        if label in left:
+            callback_list.on_event(RunEvent(f"system {number}/{len(settings)}: {label}", label))
             try:
-                saved = _measured(run, evaluation, label, options, callback_list)
+                _measured(run, evaluation, label, settings[label], callback_list)
             except TooLarge as error:
                 log.warning("baseline %s is left out: %s", label, error.got)
-                continue
-        # a baseline without rating predictions has no metrics in rating experiments
-        if saved["metrics"]:
-            metrics[label] = saved["metrics"]
-    run.write_baselines(metrics)
 
 
 def baseline_privacy(run: RunFolder) -> dict[str, Any]:
     """Report of the private baselines, and of all private systems of the run together, `in words`;
     empty without any."""
-    saved = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
+    saved = [run.read_baseline(label) or {} for label in run.read_baselines()]
     lines = [line for table in saved for line in table.get("privacy", {}).get("in words", ())]
     return {"in words": [*lines, *systems_together(run)]} if lines else {}
 
@@ -129,7 +121,7 @@ def _measured(
     label: str,
     options: Mapping[str, Any],
     callback_list: CallbackList,
-) -> dict[str, Any]:
+) -> None:
     """Fit and evaluate one baseline, and save its results; without metrics if it does not support
     the experiment's task."""
     experiment = run.experiment
@@ -153,7 +145,6 @@ def _measured(
         saved["privacy"] = _account(label, ledger, baseline)
     run.write_baseline(label, saved, evaluated.users, evaluated.groups())
     log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
-    return saved
 
 
 def _evaluation(experiment: Experiment) -> CentralEvaluation:

@@ -22,7 +22,7 @@ from simulations.runner import run
 
 
 @dataclass(frozen=True)
-class DemoRow:
+class _DemoRow:
     """One system of the demonstration.
 
     Attributes:
@@ -39,14 +39,14 @@ class DemoRow:
 
 
 ROWS = (
-    DemoRow("popularity", "linear-synthetic", "popularity", "one list for all users"),
-    DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
-    DemoRow("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
-    DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
-    DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
-    DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
-    DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
-    DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums"),
+    _DemoRow("popularity", "linear-synthetic", "popularity", "one list for all users"),
+    _DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
+    _DemoRow("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
+    _DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
+    _DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
+    _DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
+    _DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
+    _DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums"),
 )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running and resuming experiments, for the command line and `fedrec.run`."""
+"""Running, resuming and changing experiments, for the command line and `fedrec.run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedrec.components.registry import SAMPLER, STRATEGY, resolve
 from fedrec.data.population import POPULATIONS
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import Experiment
@@ -20,9 +20,9 @@ from fedrec.experiment.tables import EngineConfig
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
+from fedrec.runtime.files import read_json, write_atomically, write_json
 from fedrec.runtime.process import interrupting
 from server.callbacks.base import Callback
-from simulations.amend import amend
 from simulations.recommending import ids_of_users, keep_ids, with_parameters
 from strategies.base import CohortStrategy
 
@@ -67,13 +67,13 @@ def resume(
     Args:
         folder: the run folder.
         overrides: changed settings, such as `"rounds=200"` for a longer run; see
-            `simulations.amend`.
+            `CHANGEABLE`.
         callbacks: called on each event of the run.
 
     Raises:
         FedrecError: the folder is not a run folder, or another error that you can fix.
     """
-    run = amend(RunFolder(Path(folder)), overrides)
+    run = _amend(RunFolder(Path(folder)), overrides)
     if run.status()["state"] == "finished":
         return with_parameters(run.read_result())
     return execute(run, callbacks)
@@ -114,7 +114,7 @@ def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
     if folder.experiment.engine.actors:
         from simulations.engines.ray import open_grid
     else:
-        from simulations.engines.serial import open_grid
+        from simulations.engines.grid import open_grid
     with open_grid(folder) as grid:
         return execute_on(folder, grid, callbacks)
 
@@ -182,3 +182,106 @@ def _workers(experiment: Experiment, device: str, cores: int) -> int:
     if experiment.rounds < _FEW_ROUNDS:
         return 1
     return cores if cohort is None else min(cores, max(1, int(cohort) // _CLIENTS_OF_A_NODE))
+
+
+#
+
+CHANGEABLE = (
+    "rounds",
+    "callbacks",
+    "checkpoint",
+    "evaluation.every",
+    "evaluation.users",
+    "engine.timeout",
+    "engine.max-failures",
+    "engine.memory-gib",
+    "engine.threads",
+    "engine.device",
+)
+"""Keys that may change after the first round."""
+
+
+def _amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
+    """Change settings of a run, which is then resumed; a finished run continues with added rounds.
+
+    Args:
+        run: the run folder.
+        overrides: texts such as `"rounds=200"`.
+
+    Raises:
+        ExperimentError: a setting is invalid, or may no longer change.
+        RunError: no round is complete, but the ledger has charges of a release.
+    """
+    texts = list(overrides)
+    before = run.experiment
+    after = load(run.experiment.table(), texts)
+    if before.digest() == after.digest():
+        return run
+    if not (run.has_rounds if before.rounds else run.has_progress):
+        discard(run.path)
+        return RunFolder.create(after, run.path)
+    for text in texts:
+        _check_changeable(text)
+    _check_rounds(run, before, after)
+    write_amended(run, after)
+    return RunFolder(run.path)
+
+
+def write_amended(run: RunFolder, experiment: Experiment) -> None:
+    """Change the experiment of a started run, and remove its result."""
+    about = read_json(run.path / "run.json")
+    earlier = [digest for digest in run.digests if digest != experiment.digest()]
+    about |= {"experiment-sha256": experiment.digest(), "earlier-sha256": earlier}
+    (run.path / "result.json").unlink(missing_ok=True)
+    # Write the file that accepts both versions first, so that after a crash the earlier one is
+    # valid.
+    write_json(run.path / "run.json", about)
+    write_atomically(run.path / "experiment.toml", experiment.toml())
+    run.set_status("interrupted", run.status()["round"])
+
+
+def discard(path: Path) -> None:
+    """Remove a run folder, and no other folder, to replace it by another run.
+
+    Raises:
+        RunError: the folder is in use, or holds the ledger of a real release.
+    """
+    run = RunFolder(path)
+    with run.lock():
+        _check_discardable(run)
+        shutil.rmtree(run.path)
+
+
+def _check_changeable(text: str) -> None:
+    key = text.partition("=")[0].strip()
+    if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
+        raise ExperimentError(
+            f"{key!r} cannot be changed after the first round of a run",
+            expected="one of " + ", ".join(CHANGEABLE),
+            fix="start another run with `fedrec run`",
+        )
+
+
+def _check_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None:
+    done = run.status()["round"]
+    if after.rounds < done:
+        raise ExperimentError(
+            f"{done} completed rounds cannot be removed", fix="start another run with `fedrec run`"
+        )
+    privacy = before.privacy
+    if privacy is not None and privacy.epsilon is not None and after.rounds != before.rounds:
+        raise ExperimentError(
+            "more rounds would have required more noise in the completed rounds, which was"
+            f" calibrated to privacy.epsilon = {privacy.epsilon:g}",
+            expected="privacy.noise-multiplier in a run that is extended",
+            fix="start another run with `fedrec run`",
+        )
+
+
+def _check_discardable(run: RunFolder) -> None:
+    ledgers = any(run.path.rglob("privacy.jsonl"))
+    secure = run.experiment.hides_cohorts
+    settings = run.experiment.evaluation.baseline_settings().values()
+    if ledgers and (secure or any(baseline.get("mode") == "secure" for baseline in settings)):
+        problem = f"{run.path} holds the ledger of a release in mode = 'secure'"
+        raise RunError(problem, fix="choose another --output, and keep this folder")

@@ -28,10 +28,6 @@ class Arrays(dict[str, np.ndarray]):
             super().__init__({name: file[name] for name in file.files})
 
     @property
-    def files(self) -> list[str]:
-        return list(self)
-
-    @property
     def clip(self) -> float:
         """The L2 norm that each user's whole update is clipped to; 0: it is not."""
         return float(self["clip"])
@@ -54,10 +50,8 @@ class Arrays(dict[str, np.ndarray]):
             yield self["items"][first : first + length], self["labels"][first : first + length]
 
 
-@lru_cache(maxsize=1)
-def loaded(path: str) -> Arrays:
-    """The work, read once per process."""
-    return Arrays(path)
+loaded = lru_cache(maxsize=1)(Arrays)
+"""The work of a path, read once per process."""
 
 
 class RoundClock:

@@ -124,17 +124,14 @@ def write(path: Path, cohort: int, items: int, rounds: int, clip: float = 0.0) -
     )
 
 
-class Clock(Callback):
+class Clock(RoundClock, Callback):
     """Notes when each round is over, everything that belongs to it included."""
 
-    def __init__(self) -> None:
-        self.clock = RoundClock()
-
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        self.clock.begin()
+        self.begin()
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        self.clock.end()
+        self.end()
         return False
 
 
@@ -147,18 +144,11 @@ def main(path: str, cohort: int, items: int, engine: str, device: str, memory_gi
     table = experiment(cohort, items, rounds, engine, device, memory_gib, clip)
     with tempfile.TemporaryDirectory() as folder:
         result = run(table, output=Path(folder) / "run", callbacks=[watch])
-    initial = Arrays(
-        path
-    ).initial()  # not before: fedrec itself begins from its own seed, and holds no second copy
-    print(watch.clock.report([result.parameters[name] for name in initial], list(initial.values())))
+    # not before: fedrec itself begins from its own seed, and holds no second copy
+    initial = Arrays(path).initial()
+    print(watch.report([result.parameters[name] for name in initial], list(initial.values())))
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1],
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        sys.argv[4],
-        sys.argv[5],
-        float(sys.argv[6]),
-    )
+    work, users, catalogue, engine_name, device_name, memory = sys.argv[1:]
+    main(work, int(users), int(catalogue), engine_name, device_name, float(memory))

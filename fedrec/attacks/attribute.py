@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -173,73 +174,58 @@ _PATIENCE = 8  # passes without a better validation loss after which training st
 _VALIDATION = 0.15  # share of the training users for early stopping
 
 
-class Classifier:
-    """Attacker's classifier: class scores from descriptions.
+def _classified(
+    known: np.ndarray, labels: np.ndarray, asked: np.ndarray, classes: int, random: torch.Generator
+) -> np.ndarray:
+    """Train a classifier on the known users with early stopping, and apply it to the others.
 
     Args:
-        columns: width of a description.
+        known: `float32 [users, columns]`, descriptions of the known users.
+        labels: `int64 [users]`, each in `[0, classes)`.
+        asked: `float32 [others, columns]`, descriptions of the others.
         classes: number of classes.
-        seed: seed of the stream `"attribute-classifier"`; `address` identifies a classifier.
+        random: generator of the initial values and of the order of users.
+
+    Returns:
+        Probability of each class, `float64 [others, classes]`.
     """
+    inputs = torch.from_numpy(known)
+    targets = torch.from_numpy(labels)
+    leaves: list[Tensor] = []
+    for rows, columns in ((known.shape[1], _HIDDEN), (_HIDDEN, classes)):
+        leaves += [glorot(rows, columns, random), torch.zeros(columns)]
+    counts = torch.bincount(targets, minlength=classes).clamp(min=1)
+    weight = len(labels) / (classes * counts.float())
+    order = torch.randperm(len(labels), generator=random)
+    check, learn = order.tensor_split([max(1, round(_VALIDATION * len(labels)))])
+    optimiser = AdamW(
+        [leaf.requires_grad_() for leaf in leaves], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY
+    )
 
-    def __init__(self, columns: int, classes: int, seed: int, *address: int) -> None:
-        self.classes = classes
-        self._random = torch_stream(seed, "attribute-classifier", *address)
-        self._layers = [
-            (glorot(inputs, outputs, self._random), torch.zeros(outputs))
-            for inputs, outputs in ((columns, _HIDDEN), (_HIDDEN, classes))
-        ]
+    def logits_of(users: Tensor, values: Sequence[Tensor]) -> Tensor:
+        weights, bias, last_weights, last_bias = values
+        return F.relu(users @ weights + bias) @ last_weights + last_bias
 
-    def fit(self, described: np.ndarray, labels: np.ndarray) -> Classifier:
-        """Train with early stopping.
+    def loss_of(users: Tensor) -> Tensor:
+        return F.cross_entropy(logits_of(inputs[users], leaves), targets[users], weight=weight)
 
-        Args:
-            described: `float32 [users, columns]`.
-            labels: `int64 [users]`, each in `[0, classes)`.
-        """
-        inputs = torch.from_numpy(described)
-        targets = torch.from_numpy(labels)
-        counts = torch.bincount(targets, minlength=self.classes).clamp(min=1)
-        weight = len(labels) / (self.classes * counts.float())
-        order = torch.randperm(len(labels), generator=self._random)
-        held = max(1, round(_VALIDATION * len(labels)))
-        check = order[:held]
-        learn = order[held:]
-        leaves = [value.requires_grad_() for layer in self._layers for value in layer]
-        optimiser = AdamW(leaves, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-
-        def loss_of(users: Tensor) -> Tensor:
-            return F.cross_entropy(self._logits(inputs[users]), targets[users], weight=weight)
-
-        best = float("inf")
-        best_leaves = [leaf.detach().clone() for leaf in leaves]
-        waited = 0
-        for _ in range(_EPOCHS):
-            shuffled = learn[torch.randperm(len(learn), generator=self._random)]
-            for batch in shuffled.split(_BATCH):
-                optimiser.zero_grad()
-                loss_of(batch).backward()
-                optimiser.step()
-            with torch.no_grad():
-                loss = float(loss_of(check))
-            if loss < best:
-                best = loss
-                best_leaves = [leaf.detach().clone() for leaf in leaves]
-                waited = 0
-            elif (waited := waited + 1) > _PATIENCE:
-                break
-        self._layers = list(zip(best_leaves[::2], best_leaves[1::2], strict=True))
-        return self
-
-    def scores(self, described: np.ndarray) -> np.ndarray:
-        """Probability of each class, `float64 [users, classes]`."""
+    best = float("inf")
+    best_leaves = [leaf.detach().clone() for leaf in leaves]
+    waited = 0
+    for _ in range(_EPOCHS):
+        for batch in learn[torch.randperm(len(learn), generator=random)].split(_BATCH):
+            optimiser.zero_grad()
+            loss_of(batch).backward()
+            optimiser.step()
         with torch.no_grad():
-            return torch.softmax(self._logits(torch.from_numpy(described)).double(), 1).numpy()
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        for layer, (weight, bias) in enumerate(self._layers):
-            inputs = (F.relu(inputs) if layer else inputs) @ weight + bias
-        return inputs
+            loss = float(loss_of(check))
+        if loss < best:
+            best = loss
+            best_leaves = [leaf.detach().clone() for leaf in leaves]
+            waited = 0
+        elif (waited := waited + 1) > _PATIENCE:
+            break
+    return torch.softmax(logits_of(torch.from_numpy(asked), best_leaves).double(), 1).numpy()
 
 
 # Attribute inference: success in inferring a user's attribute (such as gender) from an attacker's
@@ -332,8 +318,8 @@ def infer_attribute(
         known = fold != number
         asked = fold == number
         learn, test = _scaled(described[known], described[asked], scaling)
-        model = Classifier(described.shape[1], len(counts), seed, number)
-        chances[asked] = model.fit(learn, labels[known]).scores(test)
+        random = torch_stream(seed, "attribute-classifier", number)
+        chances[asked] = _classified(learn, labels[known], test, len(counts), random)
     return judged(chances, labels, fold)
 
 

@@ -29,7 +29,7 @@ from fedrec.rng import stream
 # bound holds for any mechanism, but it cannot exceed about log(m), and is far from tight if many
 # canaries share a run.
 
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the canaries that are guessed
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the canaries that are guessed
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,7 @@ def one_run_epsilon(
 
 
 def one_run_bound(
-    scores: np.ndarray,
-    signs: np.ndarray,
-    delta: float,
-    significance: float = 0.05,
-    shares: tuple[float, ...] = SHARES,
+    scores: np.ndarray, signs: np.ndarray, delta: float, significance: float = 0.05
 ) -> OneRunBound:
     """Best bound from guessing the signs of the canaries with the most extreme scores, over shares.
 
@@ -86,13 +82,12 @@ def one_run_bound(
         signs: `int [k]`, the truth.
         delta: in [0, 1].
         significance: total significance, divided equally among the shares.
-        shares: fixed in advance, each in (0, 1].
     """
     order = np.argsort(-np.abs(scores), kind="stable")
     right = np.cumsum((np.sign(scores) == signs)[order])
     total = len(scores)
     best = OneRunBound(0.0, 0, 0)
-    counts = sorted({max(1, round(share * total)) for share in shares})
+    counts = sorted({max(1, round(share * total)) for share in _SHARES})
     for guesses in counts:
         correct = int(right[guesses - 1])
         epsilon = one_run_epsilon(total, guesses, correct, delta, significance / len(counts))
@@ -123,17 +118,17 @@ Interval = tuple[float, float]
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     """Exact two-sided interval of a proportion; `(0, 1)` without a trial."""
     tail = (1 - confidence) / 2
-    return exact_lower(successes, trials, tail), exact_upper(successes, trials, tail)
+    return _exact_lower(successes, trials, tail), _exact_upper(successes, trials, tail)
 
 
-def exact_lower(successes: int, trials: int, tail: float) -> float:
+def _exact_lower(successes: int, trials: int, tail: float) -> float:
     """One-sided exact lower limit: under a smaller proportion this many successes have probability
     below `tail`."""
     return float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
 
 
-def exact_upper(successes: int, trials: int, tail: float) -> float:
-    """One-sided exact upper limit, see `exact_lower`."""
+def _exact_upper(successes: int, trials: int, tail: float) -> float:
+    """One-sided exact upper limit, see `_exact_lower`."""
     return (
         float(betaincinv(successes + 1, trials - successes, 1 - tail))
         if successes < trials
@@ -226,12 +221,7 @@ CUTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
 
 
 def gdp_bound(
-    scores: np.ndarray,
-    signs: np.ndarray,
-    scale: float,
-    delta: float,
-    significance: float = 0.05,
-    cuts: tuple[float, ...] = CUTS,
+    scores: np.ndarray, signs: np.ndarray, scale: float, delta: float, significance: float = 0.05
 ) -> float:
     """Lower bound on epsilon at delta, >= 0.
 
@@ -240,16 +230,15 @@ def gdp_bound(
         signs: `int [k]`, the truth.
         scale: unit of the cuts; a function of the claim, not of the scores.
         delta: in (0, 1).
-        significance: total significance, divided among the cuts and halved between their two rates.
-        cuts: fixed in advance.
+        significance: total significance, divided among `CUTS` and halved between their two rates.
     """
     plus = scores[signs > 0]
     minus = scores[signs < 0]
-    tail = significance / (2 * len(cuts))
+    tail = significance / (2 * len(CUTS))
     best = -math.inf
-    for cut in cuts:
-        alarms = exact_upper(int((minus > cut * scale).sum()), len(minus), tail)
-        misses = exact_upper(int((plus <= cut * scale).sum()), len(plus), tail)
+    for cut in CUTS:
+        alarms = _exact_upper(int((minus > cut * scale).sum()), len(minus), tail)
+        misses = _exact_upper(int((plus <= cut * scale).sum()), len(plus), tail)
         best = max(best, float(-ndtri(alarms) - ndtri(misses)))
     return gdp_epsilon(best, delta)
 
@@ -270,11 +259,14 @@ def gdp_bound(
 # the item is their neighbour.
 
 
+_USERS = 21  # one of whom has the changed rating
+
+
 def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -> float:
     """Lower bound on epsilon, at least 0, from right and wrong answers in `trials` trials each."""
     tail = (1 - confidence) / 2
-    least = exact_lower(right, trials, tail)
-    most = exact_upper(wrong, trials, tail)
+    least = _exact_lower(right, trials, tail)
+    most = _exact_upper(wrong, trials, tail)
     return max(0.0, math.log(least / most)) if least else 0.0
 
 
@@ -286,34 +278,25 @@ def laplace_score(
     return float((np.abs(release - second) - np.abs(release - first)).sum() / scale)
 
 
-def neighbours(ratings: int, others: int = 20) -> tuple[Ratings, Ratings]:
-    """Create two datasets over `ratings` items that differ in one rating: user 0 rated the first
-    item 5 or 1.
-
-    Args:
-        ratings: number of ratings of user 0.
-        others: number of users who rate everything in the middle.
-    """
-    users = np.repeat(np.arange(others + 1), ratings)
-    items = np.tile(np.arange(ratings), others + 1)
+def _neighbours(ratings: int) -> tuple[Ratings, Ratings]:
+    """Create two datasets over `ratings` items that differ in one rating: user 0, who rated all of
+    them, rated the first item 5 or 1; all other users rate everything in the middle."""
+    users = np.repeat(np.arange(_USERS), ratings)
+    items = np.tile(np.arange(ratings), _USERS)
     values = np.where(users == 0, np.where(items % 2 == 0, 5.0, 1.0), 3.0)
     other = values.copy()
     other[0] = 1.0
-    sizes = (others + 1, ratings)
+    sizes = (_USERS, ratings)
     return Ratings(*sizes, users, items, values), Ratings(*sizes, users, items, other)
 
 
-def audit_one_rating(
-    config: DpsgdPnbmConfig, ratings: int, trials: int, *, seed: int = 0, confidence: float = 0.95
-) -> float:
+def audit_one_rating(config: DpsgdPnbmConfig, ratings: int, trials: int) -> float:
     """Run algorithm 1 on both datasets, and bound the epsilon of one rating.
 
     Args:
         config: settings; one iteration, with `start = "constant"` so that both start alike.
         ratings: number of ratings of the user one of whose ratings differs.
         trials: number of runs on each dataset.
-        seed: seed of the first run.
-        confidence: confidence of the bound.
 
     Raises:
         ValueError: no noise, more than one iteration, or a start that differs from run to run.
@@ -321,16 +304,16 @@ def audit_one_rating(
     if config.epsilon is None or config.iterations != 1 or config.start != "constant":
         raise ValueError("Expected an epsilon, one iteration and start = 'constant'.")
     plain = config.model_copy(update={"epsilon": None, "sample": 1.0})
-    data = neighbours(ratings)
+    data = _neighbours(ratings)
     first, second = (_released(plain, rows) for rows in data)
     entry = sensitivity(1, config.spread, config.floor) * config.sample / config.epsilon
     scale = config.learning_rate * config.rescale * entry
     called = [0, 0]
     for trial in range(trials):
         for side, rows in enumerate(data):
-            release = _released(config.model_copy(update={"seed": seed + 2 * trial + side}), rows)
+            release = _released(config.model_copy(update={"seed": 2 * trial + side}), rows)
             called[side] += laplace_score(release, first, second, scale) > 0
-    return lower_bound(called[0], called[1], trials, confidence)
+    return lower_bound(called[0], called[1], trials)
 
 
 def _released(config: DpsgdPnbmConfig, data: Ratings) -> np.ndarray:

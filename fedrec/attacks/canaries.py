@@ -275,7 +275,7 @@ Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Changed indices `int64 [n]` and values `float64 [n]` in the flat array of each parameter."""
 
 
-class UploadPair(NamedTuple):
+class _UploadPair(NamedTuple):
     """Possible uploads of a canary, of norm 1: `up` of sign +1, `down` of sign -1."""
 
     up: Upload
@@ -354,7 +354,7 @@ class Directions:
 
     def _signed(
         self, trained: Mapping[str, tuple[int, ...]], room: Mapping[str, int]
-    ) -> list[UploadPair]:
+    ) -> list[_UploadPair]:
         """Assign one row to each canary: equally many per trained parameter, the rest in the
         first."""
         count = self.plan.count
@@ -373,11 +373,11 @@ class Directions:
             for row in range(rows - room[name], rows - room[name] + rows_of[name]):
                 indices = row * width + np.arange(width)
                 values = np.full(width, width**-0.5)
-                pairs.append(UploadPair({name: (indices, values)}, {name: (indices, -values)}))
+                pairs.append(_UploadPair({name: (indices, values)}, {name: (indices, -values)}))
         return pairs
 
 
-def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[UploadPair]:
+def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[_UploadPair]:
     """Assign two of the last rows to each canary, in all tables with one number per item."""
     tables = [
         name for name, shape in trained.items() if shape[1:] == (1,) and shape[0] >= 2 * plan.count
@@ -387,12 +387,12 @@ def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[Uplo
     def at(back: int) -> Upload:
         return {name: (np.array([trained[name][0] - back]), value) for name in tables}
 
-    return [UploadPair(at(2 * j + 2), at(2 * j + 1)) for j in range(plan.count)] if tables else []
+    return [_UploadPair(at(2 * j + 2), at(2 * j + 1)) for j in range(plan.count)] if tables else []
 
 
 def _products(
     plan: CanaryPlan, table: str, trained: Mapping[str, tuple[int, ...]]
-) -> list[UploadPair]:
+) -> list[_UploadPair]:
     """Assign a pair of items to each canary, if there are enough pairs."""
     size = trained[table][0] if table else 0
     firsts, seconds = np.triu_indices(size, 1)
@@ -404,7 +404,7 @@ def _products(
         indices = np.array([(size + 1) * i, (size + 1) * j, size * i + j, size * j + i])
         same = np.full(4, 0.5)
         opposite = np.array([0.5, 0.5, -0.5, -0.5])
-        pairs.append(UploadPair({table: (indices, same)}, {table: (indices, opposite)}))
+        pairs.append(_UploadPair({table: (indices, same)}, {table: (indices, opposite)}))
     return pairs
 
 

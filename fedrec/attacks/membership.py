@@ -106,12 +106,8 @@ def train_forest(
     try:
         from sklearn.ensemble import RandomForestClassifier
     except ImportError as error:
-        raise ExperimentError(
-            "the membership attack needs scikit-learn",
-            expected="the extra 'attacks'",
-            got=str(error),
-            fix="pip install 'fedrec[attacks]'",
-        ) from None
+        problem = f"the membership attack needs scikit-learn ({error})"
+        raise ExperimentError(problem, fix="pip install 'fedrec[attacks]'") from None
     state = int(seed_sequence(seed, "attack-forest").generate_state(1)[0])
     return RandomForestClassifier(n_estimators=trees, random_state=state).fit(described, member)
 

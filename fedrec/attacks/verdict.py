@@ -353,12 +353,12 @@ class RunFindings:
     @property
     def epsilon_verdict(self) -> Verdict:
         """Verdict from bounds and estimates of epsilon only."""
-        return worst([score.verdict for score in self.scores])
+        return _worst([score.verdict for score in self.scores])
 
     @property
     def verdict(self) -> Verdict:
         """Verdict including the checks of level 0."""
-        return worst(
+        return _worst(
             [self.epsilon_verdict, *("PASS" if check.passed else "FAIL" for check in self.checks)]
         )
 
@@ -399,7 +399,7 @@ class Audit:
     @property
     def verdict(self) -> Verdict:
         """Worst verdict of the runs."""
-        return worst([run.verdict for run in self.runs])
+        return _worst([run.verdict for run in self.runs])
 
     def reasons(self) -> list[str]:
         """Reasons for a FAIL or WARN, with run number, from 1, and phase."""
@@ -449,6 +449,6 @@ def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFin
     return RunFindings(seen.canaries, tuple(scores), checks, claim, audited.run, audited.phase)
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+def _worst(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the worst verdict: FAIL before WARN before PASS."""
     return max(verdicts, key=("PASS", "WARN", "FAIL").index)

@@ -20,8 +20,8 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from fedrec.components.errors import line_of
-from fedrec.config import Config, did_you_mean
-from fedrec.errors import ExperimentError
+from fedrec.config import Config
+from fedrec.errors import ExperimentError, unknown
 
 # The settings of a component: type, default, range and description of each.
 #
@@ -92,7 +92,7 @@ def _of_config(config: type[Config], within: str = "", *, nested: bool) -> Itera
         key = within + name.replace("_", "-")
         yield Setting(
             key,
-            words_of(field.annotation),
+            _words_of(field.annotation),
             _default_of(field),
             ", ".join(_bounds(field.metadata)),
             " ".join(texts.get(name, "").split()),
@@ -103,19 +103,19 @@ def _of_config(config: type[Config], within: str = "", *, nested: bool) -> Itera
             yield from _of_config(inner, f"{key}.{named}", nested=True)
 
 
-def words_of(annotation: Any) -> str:
+def _words_of(annotation: Any) -> str:
     """Describe a type in words."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
         bounds = ", ".join(_bounds(arguments[1:]))
-        return words_of(arguments[0]) + (f" {bounds}" if bounds else "")
+        return _words_of(arguments[0]) + (f" {bounds}" if bounds else "")
     if origin is Literal:
         return " or ".join(_default(value) for value in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(words_of(a) for a in arguments if a is not type(None)))
+        return " or ".join(dict.fromkeys(_words_of(a) for a in arguments if a is not type(None)))
     if origin in (tuple, list, frozenset, set):
-        inner = " or ".join(dict.fromkeys(words_of(a) for a in arguments if a is not Ellipsis))
+        inner = " or ".join(dict.fromkeys(_words_of(a) for a in arguments if a is not Ellipsis))
         return f"list of {inner}" if inner else "list"
     if origin in (dict, Mapping) or annotation is dict:
         return "table"
@@ -229,10 +229,7 @@ SAMPLER = Kind("sampler", "server.samplers", "server.samplers:Sampler")
 BASELINE = Kind("baseline", "fedrec.baselines", "fedrec.baselines.base:Baseline")
 CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback")
 PERTURBATION = Kind(
-    "perturbation",
-    "fedrec.perturb",
-    "fedrec.data.perturbation:Perturbation",
-    table="perturb",
+    "perturbation", "fedrec.perturb", "fedrec.data.perturbation:Perturbation", table="perturb"
 )
 ATTACK = Kind("attack", "simulations.attacks", "simulations.attacks.base:Attack")
 MECHANISM = Kind(
@@ -285,12 +282,8 @@ def resolve(kind: Kind, name: str) -> type:
     path = place_of(kind, name)
     if path is not None:
         return _from_path(kind, path)
-    raise ExperimentError(
-        f"unknown {kind.name} {name!r}",
-        expected=f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'",
-        got=repr(name),
-        fix=did_you_mean(name, available_names(kind)),
-    )
+    expected = f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'"
+    raise unknown(kind.name, name, available_names(kind), expected)
 
 
 def place_of(kind: Kind, name: str) -> str | None:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedrec.config import did_you_mean
-from fedrec.errors import ExperimentError
+from fedrec.errors import ExperimentError, unknown
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import parse_json, read_toml
@@ -71,11 +70,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
             ) from None
         return Experiment.parse(table)
     if not run_config.get("experiment"):
-        raise ExperimentError(
-            "the run configuration names no experiment",
-            expected="a TOML file (absolute path) or the name of a shipped experiment",
-            fix="flwr run . --run-config 'experiment=\"privrec-synthetic\"'",
-        )
+        fix = "flwr run . --run-config 'experiment=\"privrec-synthetic\"' (or an absolute path)"
+        raise ExperimentError("the run configuration names no experiment", fix=fix)
     overrides = [part for part in str(run_config.get("overrides", "")).split(";") if part.strip()]
     return load(str(run_config["experiment"]), overrides)
 
@@ -103,11 +99,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     if not exists:
         shipped = shipped_experiments()
         if str(source) not in shipped:
-            raise ExperimentError(
-                f"unknown experiment {str(source)[:200]!r}",
-                expected="a TOML file, or the name of a shipped experiment",
-                got="a folder" if path.is_dir() else "no such file",
-                fix=did_you_mean(str(source), shipped),
-            )
+            expected = "a TOML file, or the name of a shipped experiment"
+            raise unknown("experiment", str(source)[:200], shipped, expected)
         path = shipped[str(source)]
     return read_toml(path, ExperimentError)

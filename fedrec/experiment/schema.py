@@ -333,19 +333,19 @@ FEDERATED = (
 # first after some rounds.
 
 
-def leaks(experiment: Experiment) -> bool:
+def _leaks(experiment: Experiment) -> bool:
     """True if held-out items are excluded from the clients' negatives."""
     return bool(experiment.split.options.get("leaky-negatives", False))
 
 
 def marked(experiment: Experiment) -> str:
     """Return the experiment's name for tables, marked if it has the leak."""
-    return f"{experiment.name} [leak]" if leaks(experiment) else experiment.name
+    return f"{experiment.name} [leak]" if _leaks(experiment) else experiment.name
 
 
 def leak_words(experiment: Experiment) -> list[str]:
     """Warnings of the leak for a result, one paragraph each; none without a leak."""
-    if not leaks(experiment):
+    if not _leaks(experiment):
         return []
     return [
         "LEAK: split.leaky-negatives excluded held-out items from the clients' negatives, so that"

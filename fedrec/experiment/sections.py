@@ -68,11 +68,8 @@ def component_settings(
     for key, parameter in parameters.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic and key not in arguments:
-            raise ExperimentError(
-                f"missing key '{at}.{key}'",
-                expected=f"a value, as {section.name} has no default",
-                fix="set the key",
-            )
+            fix = f"set it, as {section.name} has no default"
+            raise ExperimentError(f"missing key '{at}.{key}'", fix=fix)
     return {key.replace("-", "_"): value for key, value in arguments.items()}
 
 
@@ -92,7 +89,7 @@ def component_of(
         return cls(settings, *arguments)
 
 
-def _fields(settings: Config) -> Iterator[tuple[str, registry.Kind | None, Any]]:
+def fields_of(settings: Config) -> Iterator[tuple[str, registry.Kind | None, Any]]:
     """Yield the name and the value of each field, and the kind of component that it names, if any.
 
     A field that holds a section is annotated with the kind:
@@ -106,7 +103,7 @@ def _fields(settings: Config) -> Iterator[tuple[str, registry.Kind | None, Any]]
 
 def sections_within(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
     """Yield the sections within a component's settings, each with its key and kind."""
-    for name, kind, value in _fields(settings) if isinstance(settings, Config) else ():
+    for name, kind, value in fields_of(settings) if isinstance(settings, Config) else ():
         key = name.replace("_", "-")
         if kind is not None:
             yield key, kind, value
@@ -127,7 +124,7 @@ def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
     """Check the sections within settings by their components, and fill in defaults."""
     settings = settings if seed is None else settings.seeded(seed)
     changes: dict[str, Any] = {}
-    for name, kind, value in _fields(settings):
+    for name, kind, value in fields_of(settings):
         key = f"{at}.{name.replace('_', '-')}"
         if kind is not None:
             changes[name] = resolved_section(kind, value, at=key, seed=seed)
@@ -174,12 +171,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     key, equals, written = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path) or len(path) > _DEEPEST:
-        raise ExperimentError(
-            f"invalid override {text[:100]!r}",
-            expected="key=value",
-            got=text[:200],
-            fix="--set strategy.server-lr=0.5",
-        )
+        problem = f"invalid override {text[:200]!r}"
+        raise ExperimentError(problem, expected="key=value", fix="--set strategy.server-lr=0.5")
     try:
         full = re.sub(r"^(\s*[+-]?)\.(?=\d)", r"\g<1>0.", written)  # TOML rejects .5
         value = tomllib.loads(f"value = {full}")["value"]

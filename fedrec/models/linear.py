@@ -15,8 +15,14 @@ from fedrec.config import Config, Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig, Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters, grown_biases
-from fedrec.sums.fold_in import content_columns, content_names
-from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
+from fedrec.sums.fold_in import (
+    LogLinear,
+    PublicPriorConfig,
+    content_columns,
+    content_names,
+    feature_embeddings,
+    prior_features,
+)
 from fedrec.sums.products import BIAS, chosen_items
 
 # Models that are computed only from products of the items in users' histories.

@@ -16,7 +16,7 @@ from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import stream
-from fedrec.runtime.shared_memory import finite
+from fedrec.runtime.files import finite
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedrec.config import did_you_mean
-from fedrec.errors import ExperimentError
+from fedrec.errors import ExperimentError, unknown
 from fedrec.evaluation.tables import lower_is_better, main_metric
 from fedrec.experiment.schema import marked
 from fedrec.report.inputs import COLUMNS, Inputs, system_inputs
@@ -263,21 +262,16 @@ def compare(
     systems = _systems(results, metric)
     reference = against or next(iter(systems))
     if reference not in systems:
-        raise _unknown("system", reference, systems)
+        raise unknown("system", reference, systems)
     if len(systems) < 2:
-        raise ExperimentError(
-            "only one system to compare",
-            expected="two systems or more",
-            got=reference,
-            fix="name more runs, or add evaluation.baselines",
-        )
+        fix = "name more runs, or add evaluation.baselines"
+        raise ExperimentError(f"only one system to compare: {reference}", fix=fix)
     for system in systems.values():
         if system.users.isna().all():
             raise ExperimentError(
                 f"no test user of {system.label!r} has a value of {metric}",
-                expected="a metric with values; some cover only items that a user does not know",
-                got="none",
-                fix="choose another --metric, or hold out items that users have no other row of",
+                fix="choose another --metric (some cover only items that a user does not know), or"
+                " hold out items that users have no other row of",
             )
     differences = {
         label: _differences(system, systems[reference])
@@ -369,7 +363,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, _Compared]:
             by_seed = values.setdefault(name, {})
             by_seed.setdefault(result.experiment.seed, pd.Series(table[metric]))
     if not values:
-        raise _unknown("metric", metric, sorted({str(name) for r in results for name in r.users}))
+        raise unknown("metric", metric, sorted({str(name) for r in results for name in r.users}))
     return {
         name: _Compared(
             name,
@@ -410,12 +404,3 @@ def _tested_on(result: Result) -> dict[str, Any]:
     settings = dict(flat(sections | {"evaluation": evaluation}))
     settings.pop("split.leaky-negatives", None)
     return settings
-
-
-def _unknown(kind: str, name: str, known: Iterable[str]) -> ExperimentError:
-    return ExperimentError(
-        f"unknown {kind} {name!r} in these runs",
-        expected=", ".join(known),
-        got=repr(name),
-        fix=did_you_mean(name, known),
-    )

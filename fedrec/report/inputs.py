@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, fields
 from typing import Any
@@ -18,6 +18,7 @@ from fedrec.experiment.schema import Experiment, marked
 from fedrec.experiment.sections import component_settings
 from fedrec.models.base import Model
 from fedrec.runs.result import Result
+from fedrec.runtime.ragged import flat
 
 # The inputs of a system in addition to the likes in training.
 #
@@ -144,21 +145,12 @@ def _low_rated(experiment: Experiment, settings: Iterable[Any]) -> tuple[str, ..
     return tuple(dict.fromkeys(weight for table in tables for weight in low_rated_weights(table)))
 
 
-def low_rated_weights(table: Any) -> list[str]:
+def low_rated_weights(table: Mapping[str, Any]) -> list[str]:
     """Values of `low-rated` settings in a component's nested tables, unless they leave out rated
     items that are not positive."""
-    weights = [value for value in _values(table, "low-rated") if value not in (0, "ignore")]
+    values = [value for key, value in flat(table) if key.rpartition(".")[2] == "low-rated"]
+    weights = [value for value in values if value not in (0, "ignore")]
     return [f"{weight:g}" if isinstance(weight, float) else str(weight) for weight in weights]
-
-
-def _values(table: Any, key: str) -> Iterator[Any]:
-    """Values of a key in nested tables and lists."""
-    if isinstance(table, Mapping):
-        yield from (value for name, value in table.items() if name == key)
-        table = tuple(table.values())
-    if isinstance(table, list | tuple):
-        for value in table:
-            yield from _values(value, key)
 
 
 # The inputs of a table's rows in words, with a warning where rows differ, as such rows do not tell

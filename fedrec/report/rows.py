@@ -173,12 +173,12 @@ def system_rows(result: Result) -> dict[str, dict[str, Any]]:
         if result.before_fine_tuning:
             rows[f"  {BEFORE}"] = result.before_fine_tuning
     for label, metrics in result.baselines.items():
-        epsilon = baseline_epsilon(result, label)
+        epsilon = _baseline_epsilon(result, label)
         rows[label] = dict(metrics) | ({} if epsilon is None else {"epsilon": epsilon})
     return rows
 
 
-def baseline_epsilon(result: Result, label: str) -> float | None:
+def _baseline_epsilon(result: Result, label: str) -> float | None:
     """Epsilon of a private centralised system, else None."""
     state = RunFolder(result.folder).read_baseline(label) or {}
     metrics = result.baselines.get(label, {})
@@ -191,7 +191,7 @@ def epsilon_of(result: Result, label: str) -> float | None:
     federated = (marked(result.experiment), f"  {BEFORE}")
     if label in federated and result.experiment.federated:
         return result.epsilon
-    return baseline_epsilon(result, label)
+    return _baseline_epsilon(result, label)
 
 
 def is_private(result: Result, label: str) -> bool:

@@ -12,9 +12,8 @@ experiment.
                        number of nodes
     timings.csv        seconds per round, separate from rounds.csv because they vary between runs;
                        none in mode `secure`
-    baselines.json     metrics of the centralised baselines
-    baselines/NAME/    a baseline: result.json, users.csv (metrics of each user), groups.csv,
-                       privacy.jsonl (its charges)
+    baselines/NAME/    a centralised baseline: result.json, users.csv (metrics of each user),
+                       groups.csv, privacy.jsonl (its charges)
     users.csv          metrics of each evaluated user after the last round; `client` is its number,
                        `user` the data's id where the data are known
     groups.csv         the same, averaged over groups of users
@@ -33,7 +32,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -46,23 +44,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError, RunError, unreadable
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.ids import environment, installed_version
 from fedrec.runs.result import UNREADABLE, USER, Result, digests, read_content, table_of
-from fedrec.runtime.files import read_json, require_new_folder, write_atomically
-from fedrec.runtime.shared_memory import finite, is_number, number
+from fedrec.runtime.files import (
+    is_number,
+    number,
+    read_json,
+    require_new_folder,
+    write_atomically,
+    write_json,
+)
 
 # One process at a time in a folder.
 
 
 @contextmanager
-def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]:
-    """Lock a folder against a second writing process.
-
-    Args:
-        folder: an existing folder.
-        expected: text of the error, as are `got` and `fix`.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock an existing folder against a second writing process.
 
     Raises:
         RunError: another process holds the lock, or its file cannot be opened.
@@ -71,17 +71,14 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
     try:
         file = path.open("w")
     except OSError as error:
-        raise RunError(
-            f"{folder} cannot be locked",
-            expected=f"a writable file {path.name}, or none",
-            got=error.strerror or str(error),
-            fix=f"make the folder writable; if {path} is a folder, remove it",
-        ) from None
+        fix = f"make the folder writable; if {path} is a folder, remove it"
+        raise RunError(f"{folder} cannot be locked", got=str(error), fix=fix) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(f"{folder} is in use", expected=expected, got=got, fix=fix) from None
+            problem = f"{folder} is in use by a run in progress in another process"
+            raise RunError(problem, fix="wait for it, or stop it") from None
         yield
 
 
@@ -125,7 +122,7 @@ class RunFolder:
             RunError: `path` exists already.
         """
         path = cls.require_new(path)
-        write_atomically(path / "environment.json", _json(environment()))
+        write_json(path / "environment.json", environment())
         write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")
         about = {
@@ -134,7 +131,7 @@ class RunFolder:
             "experiment-sha256": experiment.digest(),
             "created": started,
         }
-        write_atomically(path / "run.json", _json({**about, "command": sys.argv}))
+        write_json(path / "run.json", {**about, "command": sys.argv})
         folder = cls(path)
         folder.experiment = experiment
         return folder
@@ -232,12 +229,7 @@ class RunFolder:
         Raises:
             RunError: another process holds the lock.
         """
-        return locked(
-            self.path,
-            expected="one process per run folder",
-            got="a run in progress in another process",
-            fix="wait for it, or stop it",
-        )
+        return locked(self.path)
 
     def status(self) -> dict[str, Any]:
         """State of the run (`state`: running, finished, interrupted, failed; `round`: last
@@ -251,8 +243,8 @@ class RunFolder:
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run; once finished, the saved noise of its rounds is deleted."""
         durable = state != "running"  # the progress of a running run is in its checkpoints
-        text = _json({"state": state, "round": round_number})
-        write_atomically(self.path / "status.json", text, durable=durable)
+        table = {"state": state, "round": round_number}
+        write_json(self.path / "status.json", table, durable=durable)
         if state == "finished":
             for file in self.path.glob("private/*noise-*"):  # also partly written ones
                 file.unlink()
@@ -283,16 +275,12 @@ class RunFolder:
             return pd.DataFrame()
         return self._read_table("rounds.csv")
 
-    def read_baselines(self) -> dict[str, dict[str, float]] | None:
-        """Read the metrics of the baselines; None before they are computed."""
-        if not (self.path / "baselines.json").exists():
-            return None
-        baselines = self._read_json("baselines.json")
-        return {label: self._metrics(m, "baselines.json") for label, m in baselines.items()}
-
-    def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
-        """Store the metrics of the baselines for a resumed run."""
-        write_atomically(self.path / "baselines.json", _json(metrics))
+    def read_baselines(self) -> dict[str, dict[str, float]]:
+        """Read the metrics of the baselines that are computed; a baseline without rating
+        predictions has none in rating experiments and is left out."""
+        labels = self.experiment.evaluation.baseline_settings()
+        saved = ((label, self.read_baseline(label)) for label in labels)
+        return {label: result["metrics"] for label, result in saved if result and result["metrics"]}
 
     def baseline_folder(self, label: str) -> Path:
         """Folder of one centralised baseline."""
@@ -316,12 +304,12 @@ class RunFolder:
         folder = self.baseline_folder(label)
         write_atomically(folder / "users.csv", self._with_ids(users).to_csv())
         write_atomically(folder / "groups.csv", groups.to_csv())
-        write_atomically(folder / "result.json", _json(result))
+        write_json(folder / "result.json", result)
 
     def result(self, **tables: Any) -> Result:
         """Make the result of the run from its tables (attributes of `Result`) and from what the
         folder has of its centralised baselines."""
-        baselines = self.read_baselines() or {}
+        baselines = self.read_baselines()
         users, groups = (self._of_baselines(baselines, name) for name in ("users", "groups"))
         return Result(
             experiment=self.experiment,
@@ -356,7 +344,7 @@ class RunFolder:
             "tables": digests(self.path),
             **extra,
         }
-        write_atomically(self.path / "result.json", _json(summary))
+        write_json(self.path / "result.json", summary)
 
     def _with_ids(self, users: pd.DataFrame) -> pd.DataFrame:
         """Insert the data's user ids as first column of a table."""
@@ -423,7 +411,7 @@ class RunFolder:
         try:
             return table_of(read_content(self.path, name), index)
         except (OSError, *UNREADABLE) as error:
-            raise self._damaged(name, f"{type(error).__name__}: {error}") from None
+            raise self._damaged(name, error) from None
 
     def _read_json(self, name: str, missing: dict[str, Any] | None = None) -> dict[str, Any]:
         """Read a JSON object from a file; return `missing` if the file does not exist."""
@@ -432,17 +420,14 @@ class RunFolder:
         try:
             table = read_json(self.path / name)
         except (OSError, ValueError) as error:
-            raise self._damaged(name, str(error)) from None
+            raise self._damaged(name, error) from None
         if not isinstance(table, dict):
             raise self._damaged(name, f"{type(table).__name__} instead of an object")
         return table
 
-    def _damaged(self, name: str, got: str) -> RunError:
-        return RunError(
-            f"{self.path / name} cannot be read",
-            got=got,
-            fix="restore it from a backup; an unfinished run can be resumed from its checkpoints",
-        )
+    def _damaged(self, name: str, got: object) -> RunError:
+        fix = "restore it from a backup; an unfinished run can be resumed from its checkpoints"
+        return unreadable(self.path / name, got, fix)
 
 
 def _never_began(folder: Path) -> bool:
@@ -450,7 +435,3 @@ def _never_began(folder: Path) -> bool:
     names = sorted(file.name.lstrip(".") for file in folder.iterdir())
     started = not names or names[0].startswith(_BEFORE_RUN[0])
     return started and all(name.startswith(_BEFORE_RUN) for name in names)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(finite(value), indent=2, allow_nan=False, default=float) + "\n"

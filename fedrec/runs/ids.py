@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.data.interactions import Interactions
-from fedrec.errors import DataError, RunError
+from fedrec.errors import DataError, unreadable
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.files import parse_json, write_atomically
 
@@ -85,12 +85,7 @@ def _read(file: Path) -> np.ndarray:
         ids = parse_json(f"[{','.join(lines)}]", math.inf)  # as many as there are users
         return np.array(list(map(str, ids)), dtype=object)
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{file} cannot be read",
-            expected="one JSON text per line",
-            got=str(error),
-            fix="restore it from a backup, or start the run again",
-        ) from None
+        raise unreadable(file, error, "restore it from a backup, or start the run again") from None
 
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import sqlite3
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -62,6 +64,11 @@ def open_atomically(path: Path, *, durable: bool = True, mode: int = 0o666) -> I
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Write a value to a JSON file, see `write_atomically` and `json_text`."""
+    write_atomically(path, json_text(value) + "\n", durable=durable)
 
 
 def append_durably(path: Path, line: bytes, *, end: int, expected: str) -> None:
@@ -142,10 +149,7 @@ def read_toml(file: Path, error: type[FedrecError]) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as e:  # those of TOML and text are ValueErrors
         raise error(
-            f"{file} is not valid TOML",
-            expected="TOML text",
-            got=str(e),
-            fix="correct it",
+            f"{file} is not valid TOML", expected="TOML text", got=str(e), fix="correct it"
         ) from None
 
 
@@ -186,6 +190,38 @@ def _text_of(file: Path, most: int) -> str:
     return content.decode("utf-8")
 
 
+def json_text(value: Any) -> str:
+    """Format a value as JSON, its numbers by `finite`."""
+    return json.dumps(finite(value), indent=2, allow_nan=False, default=float)
+
+
+def finite(value: Any) -> Any:
+    """Convert a value to JSON: infinite numbers become text, such as "inf", which `float` reads in
+    most languages, and NaN (no user has a value) None."""
+    if isinstance(value, dict):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    if not isinstance(value, Real) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(float(value))
+
+
+def is_number(value: Any) -> bool:
+    """True if a JSON value is a number as `finite` writes it."""
+    return type(value) in (int, float, type(None)) or value in ("inf", "-inf")
+
+
+def number(value: float | str | None) -> float:
+    """Read a number that `finite` wrote: NaN for None, and infinity for its text.
+
+    Raises:
+        ValueError: it is a text that is not a number.
+        TypeError: it is not a number, text or None.
+    """
+    return math.nan if value is None else float(value)
+
+
 # Folders that a command fills must be new or empty.
 
 
@@ -211,10 +247,7 @@ def require_new_folder(
         return
     got = "a run folder" if (path / "run.json").is_file() else "other files"
     raise RunError(
-        f"{path} is not empty",
-        expected=expected,
-        got=got if path.is_dir() else "a file",
-        fix=fix,
+        f"{path} is not empty", expected=expected, got=got if path.is_dir() else "a file", fix=fix
     )
 
 
@@ -258,11 +291,7 @@ class DatabaseFile:
                     connection.execute(statement)
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            raise RunError(
-                f"{self.file} cannot be used",
-                got=str(error),
-                fix=self.fix,
-            ) from None
+            raise RunError(f"{self.file} cannot be used", got=str(error), fix=self.fix) from None
 
     def _opened(self) -> AbstractContextManager[sqlite3.Connection]:
         if self._memory is not None:

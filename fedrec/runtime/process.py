@@ -19,7 +19,7 @@ _SIGNS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextmanager
 def interrupting() -> Iterator[None]:
     """Raise `KeyboardInterrupt` in the main thread on SIGTERM and SIGHUP, so that a run records how
-    it ended and stops its processes; within `uninterrupted`, they and Ctrl-C wait.
+    it ended and stops its processes.
 
     Existing handlers stay, except Ray's, which only ends the process: Flower's processes use theirs
     to unregister from the SuperLink.
@@ -39,60 +39,23 @@ def interrupting() -> Iterator[None]:
             signal.signal(sign, before)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Context manager that delays signals until the main thread has left it.
-
-    For work with locks that other threads need: an exception on the way out of `with lock` leaves
-    it locked, and those threads, and with them the end of the process, would wait forever.
-    """
-    interrupts = _present() if threading.current_thread() is threading.main_thread() else set()
-    for interrupt in interrupts:
-        interrupt.waiting += 1
-    try:
-        yield
-    finally:
-        for interrupt in interrupts:
-            interrupt.waiting -= 1
-        for interrupt in interrupts:
-            interrupt.raise_late()
-
-
 def raise_if_interrupted() -> None:
     """Raise `KeyboardInterrupt` again if a signal came since `interrupting` began: native code that
     calls Python may drop the exception and continue."""
-    for interrupt in _present():
-        if interrupt.received:
-            raise KeyboardInterrupt(interrupt.received)
+    for handler in map(signal.getsignal, _SIGNS):
+        if isinstance(handler, _Interrupt) and handler.received:
+            raise KeyboardInterrupt(handler.received)
 
 
 class _Interrupt:
-    """Signal handler that raises `KeyboardInterrupt`, at once or when no longer delayed."""
+    """Signal handler that raises `KeyboardInterrupt`."""
 
-    def __init__(self) -> None:
-        self.waiting = 0
-        """Number of nested blocks of code that must not be interrupted."""
-        self.received = ""
-        """Name of the last signal."""
-        self._late = False
+    received = ""
+    """Name of the last signal."""
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         self.received = signal.Signals(number).name
-        if self.waiting:
-            self._late = True
-        else:
-            raise KeyboardInterrupt(self.received)
-
-    def raise_late(self) -> None:
-        """Raise for a delayed signal, once no block of code delays signals any more."""
-        if self._late and not self.waiting:
-            self._late = False
-            raise KeyboardInterrupt(self.received)
-
-
-def _present() -> set[_Interrupt]:
-    """Installed handlers of `interrupting`."""
-    return {h for h in map(signal.getsignal, _SIGNS) if isinstance(h, _Interrupt)}
+        raise KeyboardInterrupt(self.received)
 
 
 def _only_ends(handler: object) -> bool:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters in shared memory, and numbers for JSON.
-
-Parameters in memory shared by several processes of a machine, so that a round copies only what
+"""Parameters in memory shared by several processes of a machine, so that a round copies only what
 it changes.
 
 The process that owns an array changes it in place, between rounds. Others open it with `private`:
@@ -17,7 +15,6 @@ import os
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +32,7 @@ class SharedArray(np.memmap):
 
 def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copy large arrays to shared memory, if the system supports it."""
-    if not offered():
+    if not _offered():
         return dict(arrays)
     return {
         name: _shared(array) if array.nbytes >= _WORTH_SHARING else array
@@ -43,12 +40,12 @@ def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def offered() -> bool:
+def _offered() -> bool:
     """True if the system supports shared memory."""
     return hasattr(os, "memfd_create")
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
     """Make a shared array of zeros; memory is allocated on the first write."""
     descriptor = os.memfd_create("fedrec")
     os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
@@ -94,37 +91,10 @@ def _opened(filename: str, _inode: int, dtype: str, shape: tuple[int, ...]) -> n
 def _shared(array: np.ndarray) -> np.ndarray:
     if is_shared(array):
         return array
-    shared = empty(array.shape, array.dtype)
+    shared = _empty(array.shape, array.dtype)
     shared[...] = array
     return shared
 
 
 def _whole(array: SharedArray) -> bool:
     return array.offset == 0 and array.nbytes == array._mmap.size()  # type: ignore[attr-defined]
-
-
-def finite(value: Any) -> Any:
-    """Convert a value to JSON: infinite numbers become text, such as "inf", which `float` reads in
-    most languages, and NaN (no user has a value) None."""
-    if isinstance(value, dict):
-        return {str(key): finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(part) for part in value]
-    if not isinstance(value, (float, np.floating)) or np.isfinite(value):
-        return value
-    return None if np.isnan(value) else str(float(value))
-
-
-def is_number(value: Any) -> bool:
-    """True if a JSON value is a number as `finite` writes it."""
-    return type(value) in (int, float, type(None)) or value in ("inf", "-inf")
-
-
-def number(value: float | str | None) -> float:
-    """Read a number that `finite` wrote: NaN for None, and infinity for its text.
-
-    Raises:
-        ValueError: it is a text that is not a number.
-        TypeError: it is not a number, text or None.
-    """
-    return float("nan") if value is None else float(value)

@@ -20,9 +20,8 @@ from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
 from fedrec.rng import source_of
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.files import read_json, write_atomically
+from fedrec.runtime.files import finite, read_json, write_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
-from fedrec.runtime.shared_memory import finite
 from server.checkpoint import RunExtension
 from server.privacy.personal_budgets import noise_file, read_noise, save_noise
 from server.privacy.phase_plans import PhasePlans, private_strategy

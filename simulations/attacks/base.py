@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,7 @@ from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.rng import seed_sequence
-from fedrec.runtime.files import write_atomically
-from fedrec.runtime.shared_memory import finite
+from fedrec.runtime.files import finite, write_json
 from server.callbacks.base import Callback
 from simulations.attacks.members import Members, half_members
 from simulations.attacks.system import TrainedSystem
@@ -290,7 +288,7 @@ def run_attack(
     recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
     options = attack.config.model_dump(mode="json")
     table = finite({"attack": named.name, "options": options, **outcome.table, **recommends})
-    write_atomically(output / attack.file, json.dumps(table, indent=2) + "\n")
+    write_json(output / attack.file, table)
     return replace(outcome, table=table)
 
 

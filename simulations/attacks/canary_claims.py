@@ -50,7 +50,7 @@ _DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFi
 
 
 @dataclass(frozen=True, eq=False)
-class CanaryReleases:
+class _CanaryReleases:
     """Releases of a phase.
 
     Attributes:
@@ -99,14 +99,12 @@ class Watch(Observer):
         """
         if first_round > 1:
             raise RunError(
-                f"the audited run {run.path} was interrupted",
-                expected="a run recorded from its first round",
-                got=f"a run resumed with round {first_round}",
+                f"the audited run {run.path} was interrupted before round {first_round}",
                 fix=f"remove {run.path} and start again",
             )
         experiment = run.experiment
         self._phases = phases_of(experiment)
-        self._rate = rate_of(experiment)
+        self._rate = _rate_of(experiment)
         schema = POPULATIONS.population(experiment).schema()
         self._room = getattr(component_of(MODEL, experiment.model, schema), "room", {})
 
@@ -168,14 +166,14 @@ class Watch(Observer):
         released = directions.project(mean), directions.quiet(mean)
         self._recorded[phase][round_number] = released
 
-    def _releases(self, phase: str) -> CanaryReleases:
+    def _releases(self, phase: str) -> _CanaryReleases:
         by_round = self._recorded[phase]
         rounds = sorted(by_round)
         count = self._plans[phase].count
         released = np.array([by_round[number][0] for number in rounds])
         quiet = np.array([by_round[number][1] for number in rounds])
         directions = self._directions.get(phase)
-        return CanaryReleases(
+        return _CanaryReleases(
             np.array(rounds, dtype=np.int64),
             released.reshape(len(rounds), count),
             quiet.reshape(len(rounds), -1 if rounds else 0),
@@ -183,7 +181,7 @@ class Watch(Observer):
         )
 
 
-def rate_of(experiment: Experiment) -> Callable[[int], float]:
+def _rate_of(experiment: Experiment) -> Callable[[int], float]:
     """Factor of a round's noisy mean in the strategy, by round number from 1."""
     settings = experiment.settings(STRATEGY)
     if not issubclass(resolve(STRATEGY, experiment.strategy.name), CohortStrategy):
@@ -218,12 +216,8 @@ def observed(
         )
         observations[phase] = rounds, seen
     if not observations:
-        raise ExperimentError(
-            "the run has no rounds to audit",
-            expected="at least one round with noise",
-            got="a budget too small for one round",
-            fix="raise privacy.budget or the noise",
-        )
+        fix = "raise privacy.budget or the noise"
+        raise ExperimentError("the budget is too small for a round to audit", fix=fix)
     return observations
 
 
@@ -235,7 +229,7 @@ def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
     return strategy.phases()[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
 
 
-def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryReleases]:
+def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, _CanaryReleases]:
     """Load the releases of an audited run, by phase.
 
     Raises:
@@ -246,7 +240,7 @@ def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryR
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             tables = {name: arrays[name] for name in arrays.files}
-        released = {phase: CanaryReleases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
+        released = {phase: _CanaryReleases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
         if all(releases.fits(plans[phase].count) for phase, releases in released.items()):
             return released
         shown = ", ".join(
@@ -276,7 +270,7 @@ def check_auditable(experiment: Experiment, *, stated: bool) -> None:
     """
     strategy = resolve(STRATEGY, experiment.strategy.name)
     phased = issubclass(strategy, CohortStrategy) and strategy.phases is not CohortStrategy.phases
-    still = experiment.privacy is None and rate_of(experiment)(experiment.rounds) <= 0
+    still = experiment.privacy is None and _rate_of(experiment)(experiment.rounds) <= 0
     rules = {
         "the engine flower": (experiment.engine.name == "flower", "--engine serial"),
         "late or unavailable clients": (
@@ -310,9 +304,7 @@ def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
     if experiment.privacy is None:
         raise ExperimentError(
             f"experiment {experiment.name!r} makes no privacy claim",
-            expected="a table [privacy], or a claim on the command line",
-            got="neither",
-            fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
+            fix="add [privacy], or --clip S --noise-std SIGMA (and --epsilon E --delta D)",
         )
     _check_claim(experiment.privacy)
     return PhasePlans.before_a_run(experiment, np.arange(clients)).plans

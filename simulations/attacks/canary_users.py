@@ -21,7 +21,6 @@ from clients.steps.descent import Update, one_by_one
 from fedrec.attacks.canaries import CanaryPlan, Directions, Kind
 from fedrec.components import registry
 from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY, resolve
-from fedrec.components.registry import Kind as Component
 from fedrec.config import Config
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import Interactions, Schema, more_ids
@@ -30,7 +29,7 @@ from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.splits.rules import Partition, Split, partition_by
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_of, component_settings
+from fedrec.experiment.sections import Section, component_of, component_settings, fields_of
 from fedrec.models.base import HistoryModel, Model, Parameters, Users
 from fedrec.models.linear import ProductsModel
 from fedrec.nn.layers import KernelModel
@@ -372,12 +371,10 @@ def _with_rows(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[
 def _with_steps(settings: Config, planted: Callable[[Section], Section]) -> Config:
     """Settings of a strategy with other steps, also in nested strategies."""
     changes: dict[str, Any] = {}
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        kind = next((kind for kind in field.metadata if isinstance(kind, Component)), None)
-        if kind is STEP and isinstance(value, Section):
+    for name, kind, value in fields_of(settings):
+        if kind is STEP:
             changes[name] = planted(value)
-        elif kind is STRATEGY and isinstance(value, Section):
+        elif kind is STRATEGY:
             inner = component_settings(STRATEGY, value)
             if isinstance(inner, Config):
                 table = _with_steps(inner, planted).table()

@@ -59,12 +59,8 @@ class TrainedSystem:
         """
         parameters = with_parameters(self.run.read_result()).parameters
         if not parameters:
-            raise RunError(
-                f"{self.run.path} has no checkpoint",
-                expected="the parameters after the last round",
-                got="none",
-                fix="remove the folder and start again",
-            )
+            fix = "remove the folder and start again"
+            raise RunError(f"{self.run.path} has no checkpoint", fix=fix)
         for value in parameters.values():
             value.setflags(write=False)
         return parameters
@@ -89,11 +85,9 @@ class TrainedSystem:
         tuned = self.experiment.fine_tune_step()
         untuned = Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0})
         step = node.step(tuned if fine_tune else untuned)
-        if private_names(step, self.parameters):
+        if private := private_names(step, self.parameters):
             raise ExperimentError(
-                "systems with private parameters cannot be attacked",
-                expected="a system with only shared parameters",
-                got=", ".join(private_names(step, self.parameters)),
+                f"systems with private parameters ({', '.join(private)}) cannot be attacked",
                 fix="--set step.private-parameters=[]",
             )
         scores_of = client_scorer(node, step, self._tensors, self.experiment.rounds)
@@ -105,13 +99,7 @@ class TrainedSystem:
                 scores = scores_of(part)
             yield part, scores.cpu().numpy()
 
-    def lists(
-        self,
-        users: np.ndarray,
-        length: int,
-        *,
-        as_shown: bool = False,
-    ) -> np.ndarray:
+    def lists(self, users: np.ndarray, length: int, *, as_shown: bool = False) -> np.ndarray:
         """Recommendation lists, `int64 [users, length]`, best item first.
 
         Args:

@@ -53,10 +53,7 @@ _GROUPS = {
         "client": ("deploy:client", "Run a real client until it is stopped."),
     },
     "Components and installation": {
-        "list": (
-            "listing:show",
-            "List components and experiments, or the settings of one.",
-        ),
+        "list": ("listing:show", "List components and experiments, or the settings of one."),
         "new": ("results:new", "Create a new component and its test."),
         "doctor": ("doctor:doctor", "Check the installation."),
     },
@@ -69,7 +66,7 @@ fedrec report RUN -o page.html  an HTML report of a run
 fedrec --help                   all commands"""
 
 
-class Commands(typer.core.TyperGroup):
+class _Commands(typer.core.TyperGroup):
     """All commands, listed in groups by the help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -102,7 +99,7 @@ class Commands(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=_Commands,
     help="Federated recommender systems with differential privacy: simulate, measure, deploy.",
     invoke_without_command=True,
     rich_markup_mode=None,

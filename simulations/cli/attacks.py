@@ -91,7 +91,7 @@ def _print(outcome: AttackOutcome, folder: Path) -> None:
 AttackCommand = command_with(lambda name: resolve(ATTACK, name).Config)
 
 
-class AttackGroup(typer.core.TyperGroup):
+class _AttackGroup(typer.core.TyperGroup):
     """Group with a command for each attack."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -122,7 +122,7 @@ def _broken(name: str, error: ExperimentError) -> click.Command:
 
 app = options.group(
     "Run membership and attribute inference attacks, and audits.",
-    cls=AttackGroup,
+    cls=_AttackGroup,
     callback=lambda: None,
 )
 audit = command_of(attack, "audit", "Test a privacy claim.", cls=AttackCommand, help=AUDIT)

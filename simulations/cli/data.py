@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,8 +34,7 @@ from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import check_ids
-from fedrec.runtime.files import write_atomically
-from fedrec.runtime.shared_memory import finite
+from fedrec.runtime.files import json_text, write_atomically
 from simulations.cli import options
 from simulations.cli.options import AsJson, Named
 
@@ -199,7 +197,7 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
         **perturbed.figures,
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    typer.echo(json.dumps(finite(figures), indent=2)) if as_json else _print_figures(figures)
+    typer.echo(json_text(figures)) if as_json else _print_figures(figures)
 
 
 def synthesise(
@@ -230,7 +228,7 @@ def synthesise(
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
     if as_json:
-        typer.echo(json.dumps(finite(figures), indent=2))
+        typer.echo(json_text(figures))
     else:
         _print_figures({_TITLES.get(name, name): value for name, value in figures.items()})
 

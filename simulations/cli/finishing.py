@@ -20,7 +20,6 @@ from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
 from server.callbacks.progress import Progress
 from simulations import runner
-from simulations.amend import discard
 from simulations.studies.runs import run_once
 
 
@@ -49,7 +48,7 @@ def finish(
         work = partial(run_once, experiment, folder)
         return watched(folder, quiet, lambda callbacks: work(callbacks).read_result())
     if (folder / "run.json").is_file() and overwrite:
-        discard(folder)
+        runner.discard(folder)
     return watched(
         folder, quiet, lambda callbacks: runner.run(experiment, output=folder, callbacks=callbacks)
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -16,17 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedrec.components.errors import file_of
-from fedrec.components.registry import (
-    KINDS,
-    Kind,
-    available,
-    available_names,
-    resolve,
-    settings_of,
-)
+from fedrec.components.registry import KINDS, Kind, available, available_names, resolve, settings_of
 from fedrec.components.registry import file_of as file_of_name
-from fedrec.config import Config, did_you_mean
-from fedrec.errors import ROOT, ExperimentError, FedrecError
+from fedrec.config import Config
+from fedrec.errors import ROOT, ExperimentError, FedrecError, unknown
 from fedrec.experiment.loading import shipped_experiments
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
@@ -36,6 +29,7 @@ from simulations.cli.options import AsJson
 Entry = dict[str, str]
 _COLUMNS = ("name", "about", "paper", "file")
 _IN_A_PIPE = 4096
+_EXPECTED = "the name of a kind or a component, or a word of its description"
 SECTIONS: dict[str, type[Config]] = {
     "experiment": Experiment,
     **{
@@ -71,12 +65,12 @@ def show(
     wanted = (kind or "").removesuffix("s")
     if kind is not None and wanted not in names:
         if word is not None:
-            raise _unknown(kind, names)
+            raise unknown("kind", kind, names)
         wanted = ""
         word = kind
     if wanted == "section":
         if word not in SECTIONS:
-            raise _unknown(word or "no name", SECTIONS)
+            raise unknown("table", word or "", SECTIONS)
         _print_component(wanted, SECTIONS[word], as_json)
         return
     known = kinds.get(wanted)
@@ -90,16 +84,8 @@ def show(
         entries = [entry["name"] for kind in listed.values() for entry in kind]
         listed = {name: [e for e in kind if _mentions(e, word)] for name, kind in listed.items()}
         if not any(listed.values()):
-            raise _unknown(word, entries if wanted else names)
+            raise unknown("name or word", word, entries if wanted else names, _EXPECTED)
     typer.echo(json.dumps(listed, indent=2)) if as_json else _print(listed)
-
-
-def _unknown(word: str, names: Iterable[str]) -> ExperimentError:
-    return ExperimentError(
-        f"no entry matches {word!r}",
-        expected="a kind and the name of a component or table, or a word of its description",
-        fix=did_you_mean(word, names),
-    )
 
 
 def _print_component(kind: str, component: type, as_json: bool) -> None:

@@ -155,7 +155,7 @@ def overrides_of(values: dict[str, str | None]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 
-def options_of(config: type[Config]) -> Iterator[click.Option]:
+def _options_of(config: type[Config]) -> Iterator[click.Option]:
     """Options for the settings of a component except tables, with the same names, types,
     descriptions and defaults. The given values are in `ctx.obj`, as in TOML."""
     from fedrec.components.registry import settings_of
@@ -168,7 +168,7 @@ def options_of(config: type[Config]) -> Iterator[click.Option]:
 
 
 def command_with(config_of: Callable[[str], type[Config]], *computed: str) -> Any:
-    """Class of commands with options for the settings of a configuration class, see `options_of`.
+    """Class of commands with options for the settings of a configuration class, see `_options_of`.
 
     Args:
         config_of: returns the class from the command's name.
@@ -178,7 +178,7 @@ def command_with(config_of: Callable[[str], type[Config]], *computed: str) -> An
     class SettingsCommand(typer.core.TyperCommand):
         def get_params(self, ctx: click.Context) -> list[click.Parameter]:
             first, *others = super().get_params(ctx)
-            options = options_of(config_of(str(self.name)))
+            options = _options_of(config_of(str(self.name)))
             asked = (option for option in options if option.name not in computed)
             return [first, *asked, *others]
 

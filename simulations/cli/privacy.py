@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +22,7 @@ from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Question, lines, sentence, warnings
-from fedrec.runtime.files import write_atomically
-from fedrec.runtime.shared_memory import finite
+from fedrec.runtime.files import json_text, write_atomically
 from server.privacy.personal_budgets import check_no_phases
 from server.privacy.phase_plans import PhasePlans
 from simulations.cli import options
@@ -129,8 +127,7 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
 
 
 def _print_json(question: Question, plan: Plan, report: Report) -> None:
-    rows = {**_rows(question, plan, report), "caveats": list(report.caveats)}
-    typer.echo(json.dumps(finite(rows), allow_nan=False))
+    typer.echo(json_text({**_rows(question, plan, report), "caveats": report.caveats}))
 
 
 def _print_table(question: Question, plan: Plan, report: Report) -> None:
@@ -164,7 +161,7 @@ def users(
 ) -> None:
     """Compute each user's true and requested epsilon, without training."""
     loaded = load(experiment, overrides or [])
-    noise = personal_noise(loaded)
+    noise = _personal_noise(loaded)
     table = personal_epsilons(loaded, rounds)
     shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))
     for name, spread in summary(table).items():
@@ -180,7 +177,7 @@ def users(
         typer.echo(output)
 
 
-def personal_noise(experiment: Experiment) -> PersonalNoise:
+def _personal_noise(experiment: Experiment) -> PersonalNoise:
     """The users' noise of a resolved experiment.
 
     Raises:
@@ -210,7 +207,7 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
     Raises:
         ExperimentError: the experiment has another step, or phases with other steps.
     """
-    settings = personal_noise(experiment)
+    settings = _personal_noise(experiment)
     check_no_phases(experiment)
     clients = Population.of(experiment).partition.training_clients
     sampler = component_of(registry.SAMPLER, experiment.sampler, clients, experiment.seed)

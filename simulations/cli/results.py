@@ -8,9 +8,14 @@ from typing import Annotated
 
 import typer
 
-from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare as compared
-from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text, csv_text
+from fedrec.report.formats import (
+    Format,
+    comparison_notes,
+    comparison_terminal,
+    comparison_text,
+    csv_text,
+)
 from fedrec.report.page.sections import report as rendered
 from fedrec.report.privacy_total import shown_together
 from fedrec.runs.folder import RunFolder
@@ -89,7 +94,7 @@ def report(
 # `fedrec compare`: paired comparison of systems over users.
 
 _FILE_WIDTH = 240  # columns of a table that goes into a file or a pipe
-_FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
+_FORMATS: dict[str, Format] = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
 
 def compare(
@@ -103,7 +108,7 @@ def compare(
         str | None, typer.Option(help="Reference system; default: the system of the first run.")
     ] = None,
     form: Annotated[
-        str | None, typer.Option("--format", help="csv, markdown or latex; default: a table.")
+        Format | None, typer.Option("--format", help="Format of a text; default: a table.")
     ] = None,
     output: Annotated[Path | None, options.output("Output file: .csv, .md or .tex.")] = None,
 ) -> None:
@@ -112,13 +117,6 @@ def compare(
     if output is not None and form is None:
         options.check_suffix(output, *_FORMATS)
         form = _FORMATS[output.suffix.lower()]
-    if form not in (None, *_FORMATS.values()):
-        raise ExperimentError(
-            "unknown format",
-            expected="csv, markdown or latex",
-            got=form,
-            fix="--format csv, or --output comparison.md",
-        )
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     comparison = compared(results, metric=metric, against=against)
     together = shown_together([result.folder for result in results])
@@ -128,7 +126,7 @@ def compare(
             console.print(table)
         typer.echo("\n".join(comparison_notes(comparison)))
     else:
-        text = comparison_text(comparison, form)  # type: ignore[arg-type]
+        text = comparison_text(comparison, form)
         if output is None:
             typer.echo(text, nl=False)
         else:

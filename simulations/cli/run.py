@@ -50,8 +50,7 @@ TimeFormat = Annotated[
     str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
 ]
 Vectors = Annotated[
-    list[Path] | None,
-    setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
+    list[Path] | None, setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig")
 ]
 
 

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.accountant import Law
 from fedrec.runs.ids import runs_directory, stamp
 from simulations.cli import options
 from simulations.cli.finishing import interruptible, wide_console
@@ -64,10 +65,9 @@ def sweep(
         list[str] | None, typer.Option(help="Metric that selects the best of the tried settings.")
     ] = None,
     private_choice: Annotated[
-        str | None,
+        Law | None,
         typer.Option(
-            help="Select privately, as the best of a random number of trials with mean --trials:"
-            " geometric, logarithmic or poisson."
+            help="Select privately, as the best of a random number of trials with mean --trials."
         ),
     ] = None,
     workers: Annotated[int, options.workers("runs")] = 1,
@@ -95,7 +95,7 @@ def sweep(
         trials=trials,
         optimise=optimise or [],
         choose=choose or [],
-        private=private_choice,  # type: ignore[arg-type]  # checked there
+        private=private_choice,
     )
     if dry_run:
         _print_plan(plan)
@@ -265,11 +265,8 @@ def reproduce(
             typer.echo(f"tasks: {', '.join(task.name for task in study.tasks)}")
         return
     if only and item is None:
-        raise ExperimentError(
-            "--only needs a table or figure",
-            expected=f"fedrec reproduce {paper} TABLE --only NAME",
-            fix=f"fedrec reproduce --list {paper} lists them",
-        )
+        fix = f"name one of fedrec reproduce --list {paper}"
+        raise ExperimentError("--only needs a table or figure", fix=fix)
     failures: dict[str, str] = {}
     for study in find(paper, item):
         name = f"{study.paper}-{study.item}{'-quick' if quick else ''}"

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of fedrec's grids, the actor of a Ray node, and the private modules of Flower that both
-import."""
+"""Grids of local nodes and the serial engine, the actor of a Ray node, and the private modules of
+Flower that they import."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedrec.components.errors import line_of
+from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import FedrecError
+from fedrec.experiment.loading import from_run_config
+from fedrec.runs.folder import RunFolder
 from fedrec.runtime.shared_memory import share
-
-if TYPE_CHECKING:
-    from fedrec.data.population import Population
 
 # The only imports of Flower's private modules, for fedrec's grids.
 #
@@ -133,38 +136,88 @@ def index_of(message: Message) -> int:
     return message.metadata.dst_node_id - FIRST_NODE_ID
 
 
-def contexts_of(
-    resolved: str, output: str, nodes: int
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def contexts_of(resolved: str, output: str, nodes: int) -> list[Context]:
     """Context of each node, with node and run configuration as Flower would set them."""
-    run_config = {"resolved": resolved, "output": output}
+    run_config: Any = {"resolved": resolved, "output": output}
     return [
-        ({"partition-id": index, "num-partitions": nodes}, run_config) for index in range(nodes)
+        Context(
+            1,
+            FIRST_NODE_ID + index,
+            {"partition-id": index, "num-partitions": nodes},
+            RecordDict(),
+            run_config,
+        )
+        for index in range(nodes)
     ]
+
+
+# The serial engine: all nodes run sequentially in this process. For debugging and tests: an error
+# in a client keeps its traceback.
+
+
+class SerialGrid(LocalGrid):
+    """Grid that runs a ClientApp in this process.
+
+    Args:
+        app: the ClientApp of every node.
+        contexts: the context of each node.
+    """
+
+    def __init__(self, app: ClientApp, contexts: list[Context]) -> None:
+        super().__init__(len(contexts))
+        self._app = app
+        self._contexts = contexts
+        self._replies: dict[str, Message] = {}
+
+    def _submit(self, batch: list[Message]) -> None:
+        for message in batch:
+            self._replies[message.metadata.message_id] = self.answer(message)
+
+    def answer(self, message: Message) -> Message:
+        """Process a message at its node, and return the reply."""
+        # One record is shared between messages; a client that edits its copy must not edit the
+        # others'.
+        records = {name: _copied(record) for name, record in message.content.items()}
+        private = rebuilt(message.metadata, RecordDict(records))
+        return self._app(private, self._contexts[index_of(message)])
+
+    def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
+        return [
+            self._replies.pop(identifier)
+            for identifier in message_ids
+            if identifier in self._replies
+        ]
+
+
+def _copied(record):
+    if not isinstance(record, ArrayRecord):
+        return copy.deepcopy(record)
+    copied = ArrayRecord()
+    for name, array in record.items():
+        copied[name] = copy.copy(array)
+    return copied
+
+
+@contextmanager
+def open_grid(run: RunFolder) -> Iterator[SerialGrid]:
+    """Open the grid of a run."""
+    from clients.app import app
+
+    nodes = run.experiment.engine.nodes or 1
+    yield SerialGrid(app, contexts_of(run.experiment.model_dump_json(), str(run.path), nodes))
 
 
 class NodeActor:
     """Ray actor of one node, in its own process, see `simulations.engines.ray`.
 
     Args:
-        node_id: the node's id.
-        node_config: as Flower gives it.
-        run_config: as Flower gives it.
+        context: of the node.
         population: all clients' data, which Ray reads from its object store without a copy.
     """
 
-    def __init__(
-        self,
-        node_id: int,
-        node_config: dict[str, Any],
-        run_config: dict[str, Any],
-        population: Population,
-    ) -> None:
-        from fedrec.data.population import POPULATIONS
-        from fedrec.experiment.loading import from_run_config
-
-        self.context = Context(1, node_id, node_config, RecordDict(), run_config)
-        POPULATIONS.hold(from_run_config(run_config), population)
+    def __init__(self, context: Context, population: Population) -> None:
+        self.context = context
+        POPULATIONS.hold(from_run_config(context.run_config), population)
 
     def handle(self, packed: bytes, names: list[str], *records: ArrayRecord) -> Message:
         """Answer a message. Its metadata and content are pickled; its large records of arrays,
@@ -172,15 +225,12 @@ class NodeActor:
         gc.collect(1)  # messages before, which contain themselves and hold arrays of the store
         metadata, content = pickle.loads(packed)
         large = dict(zip(names, records, strict=True))
-        return self._answer(rebuilt(metadata, RecordDict({**content, **large})))
+        return answer_or_error(rebuilt(metadata, RecordDict({**content, **large})), self._work)
 
-    def _answer(self, message: Message) -> Message:
-        def work(message: Message) -> Message:
-            from clients.app import app
+    def _work(self, message: Message) -> Message:
+        from clients.app import app
 
-            return app(message, self.context)
-
-        return answer_or_error(message, work)
+        return app(message, self.context)
 
 
 def answer_or_error(message: Message, work: Callable[[Message], Message]) -> Message:

@@ -35,18 +35,16 @@ from fedrec.errors import EngineError
 from fedrec.protocol.messages import INITIAL
 from fedrec.protocol.serialization import sent_bytes
 from fedrec.runs.folder import RunFolder
-from simulations.engines import serial
 from simulations.engines.grid import (
     CLIENT_RAISED,
-    FIRST_NODE_ID,
     LocalGrid,
     NodeActor,
+    SerialGrid,
     answer_or_error,
     contexts_of,
     index_of,
 )
-from simulations.engines.ray_processes import few_processes
-from simulations.engines.serial import SerialGrid
+from simulations.engines.grid import open_grid as open_serial_grid
 from simulations.flower_commands import disable_telemetry
 
 # Restricts a local Ray to its user: it listens on loopback, and its processes authenticate by a
@@ -135,10 +133,63 @@ def _authentication_is_read_again() -> None:
     raylet.Config.initialize("")
 
 
-def has_token() -> bool:
+def _has_token() -> bool:
     """Return True if this process's Ray authenticates by a token."""
     raylet: Any = importlib.import_module("ray._raylet")
     return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
+
+
+# A local Ray is started without the processes that no run uses: the monitors of its autoscaler and
+# its logs, the server of its dashboard, and the agents of the dashboard and of runtime
+# environments.
+#
+# Each is a Python process of about 55 MiB, so with them two nodes take a quarter more memory. A
+# raylet ends when one of its agents ends, so another program stands in for each and waits until the
+# raylet closes its input. These are the only changes of Ray's modules; a test reports when a new
+# version of Ray needs others.
+
+_STAND_IN = 'sh -c "exec cat"'  # sh takes further arguments, such as Ray adds
+_NOWHERE = "1"  # a port where nobody listens; with 0 the raylet would wait until its agent has one
+_RAYLET = {
+    "--dashboard_agent_command": _STAND_IN,
+    "--runtime_env_agent_command": _STAND_IN,
+    "--metrics-agent-port": _NOWHERE,
+    "--metrics_export_port": _NOWHERE,
+    "--runtime_env_agent_port": _NOWHERE,
+    "--dashboard_agent_listen_port": _NOWHERE,
+}
+
+
+@contextmanager
+def few_processes() -> Iterator[None]:
+    """A local Ray that is started in the block has no more processes than it needs: all of them if
+    its workers are to run in an environment that an agent makes for them, as below `uv run`."""
+    worker: Any = importlib.import_module("ray._private.worker")
+    configured = worker.RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ
+    if configured or worker._maybe_modify_runtime_env(None, False):
+        yield
+        return
+    node: Any = importlib.import_module("ray._private.node").Node
+    services: Any = importlib.import_module("ray._private.services")
+    start = services.start_ray_process
+
+    def started(command: list[str], kind: str, *more: Any, **named: Any) -> Any:
+        if kind == "raylet":
+            command = [part for part in command if part.partition("=")[0] not in _RAYLET]
+            command += [f"{name}={value}" for name, value in _RAYLET.items()]
+        return start(command, kind, *more, **named)
+
+    unused = ("start_monitor", "start_log_monitor", "start_api_server")
+    before = {name: getattr(node, name) for name in unused}
+    for name in unused:
+        setattr(node, name, lambda *_, **__: None)
+    services.start_ray_process = started
+    try:
+        yield
+    finally:
+        services.start_ray_process = start
+        for name, method in before.items():
+            setattr(node, name, method)
 
 
 _TRIES = 3  # per actor: one for a lost machine, one for another that is lost meanwhile
@@ -348,7 +399,7 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
         import ray
 
         local = ours and engine.ray_address is None
-        if local and not has_token():
+        if local and not _has_token():
             log.warning(
                 "Ray's token authentication is off: other users of this machine may be able to"
                 " connect to the Ray that is started now"
@@ -398,12 +449,12 @@ def _grid(run: RunFolder, population: Any) -> Iterator[RayGrid]:
     nodes = engine.nodes or 1
     gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
     remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
-    configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
+    contexts = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
     thread = ThreadPoolExecutor(1, "fedrec-node")
-    with serial.open_grid(run) as here:
+    with open_serial_grid(run) as here:
         grid = RayGrid(
             nodes,
-            lambda index: remote.remote(FIRST_NODE_ID + index, *configs[index], population),
+            lambda index: remote.remote(contexts[index], population),
             range(nodes - engine.actors, nodes),
             here,
             thread,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an exported model.
 
-    model.onnx     the scoring of one user (`Scoring`) items.txt      line n: the data's id of item
+    model.onnx     the scoring of one user (`_Scoring`) items.txt      line n: the data's id of item
     n, as a JSON text scoring.json   conversion of a user's rows to the graph's inputs score.py a
     script that scores rows with only numpy and onnxruntime user.npz       with a user: private
     parameters, and codes of features rows.csv       with a user: the rows of the history
@@ -17,7 +17,6 @@ every item. Shared parameters are constants of the graph.
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -38,7 +37,7 @@ from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.runs.ids import id_lines
 from fedrec.runs.result import Result
-from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically
+from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically, write_json
 from simulations.recommending import (
     clients_of,
     evaluation_of,
@@ -83,12 +82,12 @@ def export(
     private: Mapping[str, Tensor] = {}
     if client is not None:
         private = own_parameters(node, step, parameters, client, result.best_round)
-    graph = graph_of(node.model, parameters, {**rows, **private})
+    graph = _graph_of(node.model, parameters, {**rows, **private})
     data = population.interactions
     script = Path(__file__).with_name("score.py").read_text(encoding="utf-8")
     write_atomically(folder / "model.onnx", graph)
     write_atomically(folder / "items.txt", id_lines(data.item_ids))
-    write_atomically(folder / "scoring.json", json.dumps(_form(node, data), indent=2) + "\n")
+    write_json(folder / "scoring.json", _form(node, data))
     write_atomically(folder / "score.py", script)
     if client is not None:
         rows.pop(HISTORY, None)
@@ -101,12 +100,8 @@ def export(
 def _require_packages() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise ExperimentError(
-            f"exporting needs {missing[0]}",
-            expected=f"the optional packages {' and '.join(_NEEDED)}",
-            got=f"{missing[0]} not installed",
-            fix="pip install 'fedrec[export]'",
-        )
+        problem = f"exporting needs {missing[0]}"
+        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
 
 
 def _inputs(node: Node, client: int) -> dict[str, Tensor]:
@@ -127,10 +122,7 @@ def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) 
     Raises:
         ExperimentError: the client is missing.
     """
-    device = [
-        *private_names(step, values),
-        *(name for name in values if name.startswith(FEATURE)),
-    ]
+    device = [*private_names(step, values), *(name for name in values if name.startswith(FEATURE))]
     if client is None and (device or step.config.epochs):
         raise ExperimentError(
             "each device has private values",
@@ -179,7 +171,7 @@ def _rows(node: Node, client: int) -> str:
 # The scoring of one user as an ONNX graph.
 
 
-class Scoring(nn.Module):
+class _Scoring(nn.Module):
     """Module that scores one user.
 
     Args:
@@ -206,7 +198,9 @@ class Scoring(nn.Module):
         return _scores(self._model, {**self._shared, **private}, given)
 
 
-def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> bytes:
+def _graph_of(
+    model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> bytes:
     """Export the graph as the content of an ONNX file.
 
     Args:
@@ -220,7 +214,7 @@ def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                Scoring(model, shared, tuple(inputs)).eval(),
+                _Scoring(model, shared, tuple(inputs)).eval(),
                 tuple(inputs.values()),
                 input_names=list(inputs),
                 output_names=["scores"],

@@ -208,13 +208,13 @@ def _draws(node: Node, client: int, rounds: Sequence[int]) -> Iterator[np.ndarra
         (experiment.fine_tune_step(), "fine-tune", experiment.rounds),
     ):
         step = node.step(section)
-        if draws_negatives(step) and step.config.epochs:
+        if _draws_negatives(step) and step.config.epochs:
             random = stream(experiment.seed, name, client, number)
             batches = step.batches(node.population.client(client), random)
             filled = np.arange(batches.items.shape[1]) < batches.sizes[:, None]
             yield np.unique(batches.items[filled & (batches.labels == 0)])
 
 
-def draws_negatives(step: Step) -> bool:
+def _draws_negatives(step: Step) -> bool:
     """True if a step trains on sampled negatives."""
     return "negatives" in type(step.config).model_fields

@@ -185,11 +185,7 @@ def predicted_ratings(
     data = population.interactions
     rows = population.partition.train_rows
     if data.ratings is None:
-        raise DataError(
-            f"{data.name} has no ratings",
-            expected="ratings for the SVD",
-            fix="choose a dataset with ratings",
-        )
+        raise DataError(f"{data.name} has no ratings", fix="choose a dataset with ratings")
     rated = Ratings(
         data.num_users,
         data.num_items,

@@ -19,11 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError, unknown, unreadable
 from fedrec.report.inputs import Inputs
-from fedrec.runtime.files import read_json
-from fedrec.runtime.shared_memory import number
-from simulations.studies.declaration import Cell, Study, declared, unknown
+from fedrec.runtime.files import number, read_json
+from simulations.studies.declaration import Cell, Study, declared
 
 FOLDER = Path(__file__).with_name("papers")
 PAPERS = (
@@ -84,7 +83,8 @@ def find(paper: str, item: str | None) -> list[Study]:
     """
     file = FOLDER / f"{paper}.toml" if paper in PAPERS else Path(paper)
     if file.suffix != ".toml":
-        raise unknown("paper", paper, PAPERS, ", or a TOML file of studies")
+        expected = f"one of {', '.join(PAPERS)}, or a TOML file of studies"
+        raise unknown("paper", paper, PAPERS, expected)
     items = {study.item: study for study in declared(file)}
     if item is None:
         return list(items.values())
@@ -93,10 +93,8 @@ def find(paper: str, item: str | None) -> list[Study]:
         wanted = wanted.replace("-", "")  # as in figure-2
     if wanted not in items:
         if why := NOT_HERE.get(f"{paper} {wanted}"):
-            raise ExperimentError(
-                f"{paper} has no study {item!r}: {why}",
-                fix=f"choose one of {', '.join(items)}",
-            )
+            problem = f"{paper} has no study {item!r}: {why}"
+            raise ExperimentError(problem, fix=f"choose one of {', '.join(items)}")
         raise unknown(f"study of {paper}", wanted, items)
     return [items[wanted]]
 
@@ -221,11 +219,8 @@ def recorded(file: Path = FILE) -> dict[str, Recorded]:
     try:
         return {name: _read(table) for name, table in read_json(file).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{file} cannot be read",
-            expected="a file as fedrec wrote it",
-            got=f"{type(error).__name__}: {error}",
-            fix="restore it, from the repository if it came with fedrec",
+        raise unreadable(
+            file, error, "restore it, from the repository if it came with fedrec"
         ) from None
 
 

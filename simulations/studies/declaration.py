@@ -22,32 +22,13 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from fedrec.components.registry import BASELINE, resolve
-from fedrec.config import did_you_mean
 from fedrec.data.reader import data_directory
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError, unknown, unreadable
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.ids import commit, installed_version
-from fedrec.runtime.files import read_json, read_toml, write_atomically
-from fedrec.runtime.shared_memory import finite, number
+from fedrec.runtime.files import number, read_json, read_toml, write_json
 from server.callbacks.base import Callback
-
-
-def unknown(what: str, name: str, known: Iterable[str], more: str = "") -> ExperimentError:
-    """Create the error for an unknown name.
-
-    Args:
-        what: what it names.
-        name: the name.
-        known: the known names.
-        more: further possibilities.
-    """
-    return ExperimentError(
-        f"unknown {what} {name!r}",
-        expected=f"one of {', '.join(known)}{more}",
-        fix=did_you_mean(name, known),
-    )
-
 
 # Templates with `{key}` or `{key:format}`, in Python's format language.
 
@@ -233,7 +214,9 @@ class Task:
         measure = resolve_name(self.measure) if isinstance(self.measure, str) else self.measure
         names = inspect.signature(measure).parameters
         for key in self.options.keys() - names - self.variables:
-            raise unknown("key", key, list(names)[1:], f" in the task {self.name!r}")
+            known = list(names)[1:]
+            expected = f"one of {', '.join(known)} in the task {self.name!r}"
+            raise unknown("key", key, known, expected)
         return partial(measure, **{k: v for k, v in self.options.items() if k in names})
 
 
@@ -285,8 +268,7 @@ class TaskJob(Job):
         numbers = list(self.task.resolved()(replace(self, callbacks=callbacks)))
         seconds = round(time.perf_counter() - started, 1)
         table = {"found": [asdict(number) for number in numbers], "seconds": seconds, **made()}
-        text = json.dumps(finite(table), indent=1, allow_nan=False)
-        write_atomically(self.folder / "found.json", text + "\n")
+        write_json(self.folder / "found.json", table)
 
     def table(self, source: str | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         """Load the table of an experiment, shrunk if `quick`, and replace `{data-directory}` and
@@ -316,7 +298,7 @@ class TaskJob(Job):
             table = read_json(file)
             return [_found(entry) for entry in table["found"]], float(table.get("seconds", 0.0))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None
+            raise unreadable(file, error, fix="remove it") from None
 
 
 def _found(table: Mapping[str, Any]) -> Found:
@@ -470,10 +452,7 @@ def _named(tables: Mapping[str, Any], name: str) -> Any:
 
 def _study(paper: str, item: str, section: Table, names: _Names) -> Study:
     section.pop("like", None)
-    about = {
-        "title": section.pop("title"),
-        "published": section.pop("published", ""),
-    }
+    about = {"title": section.pop("title"), "published": section.pop("published", "")}
     compared = _expanded(section.pop("compared", []), names)
     further = {
         "differs": tuple(section.pop("differs", ())),

@@ -12,7 +12,6 @@ noise, and no epsilon covers them.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.files import write_atomically
+from fedrec.runtime.files import write_json
 from server.checkpoint import Checkpoints, State
 from server.early_stopping import ending
 from server.privacy.phase_plans import PhasePlans
@@ -114,7 +113,7 @@ def cost_of(
             range, or training users are scored.
     """
     settings = [load(experiment, overrides(point)) for point in grid(space)]
-    check_same_data(settings)
+    _check_same_data(settings)
     population = Population.of(settings[0])
     trained = population.partition.training_clients
     validated = population.interactions.users[population.partition.validation_rows]
@@ -131,7 +130,7 @@ def cost_of(
     return ChoiceCost(epsilon, delta, float(epsilon_of(curve, delta)), choice, aim)
 
 
-def check_same_data(settings: Sequence[Experiment]) -> None:
+def _check_same_data(settings: Sequence[Experiment]) -> None:
     """Check that all settings have the same clients and scored users.
 
     Raises:
@@ -194,7 +193,7 @@ def publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> Non
     shutil.rmtree(folder / CHOSEN, ignore_errors=True)  # of an interrupted start
     target = RunFolder.create(run.experiment, folder / CHOSEN)
     about = {key: value for key, value in target.about.items() if key not in _PRIVATE}
-    write_atomically(target.path / "run.json", json.dumps(about, indent=2) + "\n")
+    write_json(target.path / "run.json", about)
     last, parameters = ending(state)
     rounds = [{"round": number + 1, "epsilon": cost.epsilon} for number in range(last)]
     Checkpoints.of(target).save(State(last, parameters))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sys
@@ -21,17 +20,25 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from fedrec.errors import DataError, EngineError, ExperimentError, FedrecError, RunError
+from fedrec.errors import (
+    DataError,
+    EngineError,
+    ExperimentError,
+    FedrecError,
+    RunError,
+    unknown,
+    unreadable,
+)
 from fedrec.evaluation.tables import Metrics, lower_is_better
 from fedrec.experiment.schema import Experiment, marked
 from fedrec.report.inputs import system_inputs
 from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
-from fedrec.runtime.files import read_json, require_new_folder, write_atomically
+from fedrec.runtime.files import read_json, require_new_folder, write_json
 from server.callbacks.base import Callback
 from server.callbacks.progress import Progress
 from simulations import runner
-from simulations.studies.declaration import Found, Job, Study, TaskJob, unknown
+from simulations.studies.declaration import Found, Job, Study, TaskJob
 from simulations.studies.tables import duration
 
 # Runs of a study, each in its own folder, and their numbers.
@@ -228,7 +235,7 @@ def execute(
         yield job
 
 
-def attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
+def _attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
     """Perform a job, and return an error instead of stopping other jobs; None if it finished.
 
     Raises:
@@ -249,7 +256,7 @@ def attempt(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
 def _here(jobs: Iterator[J], quiet: bool) -> Iterator[tuple[J, str | None]]:
     for job in jobs:
         with closing(Progress()) as progress:
-            failure = attempt(job, [] if quiet else [progress])
+            failure = _attempt(job, [] if quiet else [progress])
         yield job, failure
 
 
@@ -263,7 +270,7 @@ def _on_ray(
     with connected(address, workers):
         gpus = ray.cluster_resources().get("GPU", 0.0) if device != "cpu" else 0.0
         options = {"num_cpus": 1, "num_gpus": min(1.0, gpus / workers), "max_retries": 0}
-        task = ray.remote(**options)(attempt)
+        task = ray.remote(**options)(_attempt)
         running: dict[Any, J] = {}
         while True:
             job = next(jobs, None) if len(running) < workers else None
@@ -346,12 +353,7 @@ class StudyFolder:
         Raises:
             RunError: another process holds the lock.
         """
-        return locked(
-            self.path,
-            expected=f"one process per {self.kind}",
-            got="a run in progress in another process",
-            fix="wait for it, stop it, or choose another --output",
-        )
+        return locked(self.path)
 
     def read(self, name: str) -> Any:
         """Read a JSON file.
@@ -362,20 +364,16 @@ class StudyFolder:
         try:
             return read_json(self.path / name)
         except (OSError, ValueError) as error:
-            raise self.damaged(name, str(error)) from None
+            raise self.damaged(name, error) from None
 
     def write(self, name: str, value: Any) -> None:
         """Write a JSON file."""
-        write_atomically(self.path / name, json.dumps(value, indent=1) + "\n")
+        write_json(self.path / name, value)
 
-    def damaged(self, name: str, got: str) -> RunError:
+    def damaged(self, name: str, got: object) -> RunError:
         """Create the error for a damaged file."""
-        return RunError(
-            f"{self.path / name} cannot be read",
-            expected="a file as fedrec wrote it",
-            got=got,
-            fix="restore it from a backup; the run folders are complete",
-        )
+        fix = "restore it from a backup; the run folders are complete"
+        return unreadable(self.path / name, got, fix)
 
 
 # Execution of a study: finished jobs are skipped, interrupted jobs continue in their run folders.
@@ -412,14 +410,12 @@ def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
     """
     names = list(dict.fromkeys(job.task.name for job in jobs))
     if not names:
-        raise ExperimentError(
-            "the study has no tasks to run",
-            expected="at least one task, with --quick one with `sample`",
-            fix="see `tasks` of the study's declaration",
-        )
+        fix = "declare `tasks`, for --quick one without `sample = false`"
+        raise ExperimentError("the study has no tasks to run", fix=fix)
     chosen = [job for job in jobs if not only or fnmatchcase(job.task.name, only)]
     if not chosen:
-        raise unknown("task", only, names, f", or a pattern such as '{names[0][:2]}*'")
+        pattern = f"one of {', '.join(names)}, or a pattern such as '{names[0][:2]}*'"
+        raise unknown("task", only, names, pattern)
     return chosen
 
 

@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from fedrec.errors import ExperimentError, FedrecError, RunError
+from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
@@ -41,14 +41,8 @@ from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
-from simulations.studies.declaration import Job, unknown
-from simulations.studies.private import (
-    CHOSEN,
-    ChoiceCost,
-    choice_stream,
-    cost_of,
-    publish,
-)
+from simulations.studies.declaration import Job
+from simulations.studies.private import CHOSEN, ChoiceCost, choice_stream, cost_of, publish
 from simulations.studies.runs import StudyFolder, execute, run_once
 from simulations.studies.search import (
     MOST,
@@ -164,8 +158,7 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
         directions = ["minimize" if self.lower_is_better(aim) else "maximize" for aim in self.aims]
         ended = values()
         return unlike(
-            tried,
-            lambda attempt: proposed(self.space, seed, directions, tried, ended, attempt),
+            tried, lambda attempt: proposed(self.space, seed, directions, tried, ended, attempt)
         )
 
 
@@ -200,33 +193,24 @@ def plan_of(
     space = space_of(vary := tuple(vary))
     base = load(table)
     aims = tuple(optimise or choose)
-    most = f"1 to {MOST}"
     count = 1 if trials is None else trials
     varied = bool(space) or not (optimise or trials)
     one_each = seeds == 1 and len(choose) == 1
     rules = (
-        (1 <= seeds <= MOST, "invalid number of seeds", most, seeds, "--seeds 3"),
-        (1 <= count <= MOST, "invalid number of trials", most, trials, "--trials 20"),
-        (
-            not (optimise and choose),
-            "--optimise and --choose cannot be combined",
-            "--optimise or --choose",
-            "both",
-            "leave --choose out",
-        ),
-        (len(aims) <= 2, "too many metrics", "one or two metrics", len(aims), "leave some out"),
-        (varied, "no keys to vary", "--vary KEY=...", "none", "--vary KEY={low=.., high=..}"),
+        (1 <= seeds <= MOST, f"invalid number of seeds, {seeds}", f"--seeds 3, 1 to {MOST}"),
+        (1 <= count <= MOST, f"invalid number of trials, {trials}", f"--trials 20, 1 to {MOST}"),
+        (not (optimise and choose), "--optimise and --choose exclude each other", "leave one out"),
+        (len(aims) <= 2, f"{len(aims)} metrics, more than two", "leave some out"),
+        (varied, "no keys to vary", "--vary KEY=[..] or KEY={low=.., high=..}"),
         (
             private is None or one_each,
-            "a private choice needs one aim and one run per trial",
-            "--choose METRIC without --seeds (seeds are drawn)",
-            f"{len(choose)} metrics, --seeds {seeds}",
-            "--choose hits@10; more trials: --trials",
+            "a private choice needs one metric and one run per trial",
+            "--choose hits@10 without --seeds (they are drawn); more trials: --trials",
         ),
     )
-    for holds, problem, expected, got, fix in rules:
+    for holds, problem, fix in rules:
         if not holds:
-            raise ExperimentError(problem, expected=expected, got=str(got), fix=fix)
+            raise ExperimentError(problem, fix=fix)
     table = {**table, "engine": {"name": "serial", **table.get("engine", {})}}
     method: Method = "optimise" if optimise else "random" if trials else "grid"
     choice = None
@@ -253,7 +237,7 @@ def plan_of(
 
 
 @dataclass(frozen=True)
-class SweepJob(Job):
+class _SweepJob(Job):
     """One run of a sweep, in its run folder, which may not exist yet.
 
     Attributes:
@@ -300,7 +284,7 @@ class SweepFolder(StudyFolder):
             self.plan = SweepPlan.model_validate(self.read(SWEEP))
             self.plan.space  # noqa: B018  # malformed texts are damage, too
         except (ValueError, ExperimentError) as error:
-            raise self.damaged(SWEEP, str(error)) from None
+            raise self.damaged(SWEEP, error) from None
 
     @classmethod
     def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
@@ -332,23 +316,23 @@ class SweepFolder(StudyFolder):
         """Save a setting before its first run begins."""
         self.write("trials.json", [*self.trials(), point])
 
-    def jobs(self) -> list[SweepJob]:
+    def jobs(self) -> list[_SweepJob]:
         """Jobs of all settings tried so far. Under private choice each trial has its own seed and
         so its own noise."""
         seeds = self.plan.seeds
         return [
-            SweepJob(self.path / f"runs/{trial + 1:04d}-seed{seed}", self.plan, trial, point, seed)
+            _SweepJob(self.path / f"runs/{trial + 1:04d}-seed{seed}", self.plan, trial, point, seed)
             for trial, point in enumerate(self.trials())
             for seed in (seeds if self.plan.private is None else seeds[trial : trial + 1])
         ]
 
-    def values(self, job: SweepJob) -> dict[str, float] | None:
-        """Metrics of a finished run, see `values_of`; None for other runs."""
+    def values(self, job: _SweepJob) -> dict[str, float] | None:
+        """Metrics of a finished run, see `_values_of`; None for other runs."""
         if job.name not in self._values:
             run = job.run()
             if run is None or run.status()["state"] != "finished":
                 return None
-            self._values[job.name] = values_of(run)
+            self._values[job.name] = _values_of(run)
         return self._values[job.name]
 
     @property
@@ -379,9 +363,9 @@ class SweepFolder(StudyFolder):
         return table if any(row[LEAK] for row in rows) else table.drop(columns=LEAK)
 
     def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Write runs.csv and settings.csv, and return both, see `runs` and `setting_rows`."""
+        """Write runs.csv and settings.csv, and return both, see `runs` and `_setting_rows`."""
         runs = self.runs()
-        settings = setting_rows(list(self.plan.space), runs)
+        settings = _setting_rows(list(self.plan.space), runs)
         write_atomically(self.path / "runs.csv", runs.to_csv(index=False), durable=False)
         write_atomically(self.path / "settings.csv", settings.to_csv(), durable=False)
         return runs, settings
@@ -410,7 +394,7 @@ def _shown(value: Any) -> int | float | str:
     return value if isinstance(value, int | float | str) else toml_value(value)
 
 
-def setting_rows(keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
+def _setting_rows(keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
     """Aggregate runs to one row per setting.
 
     Args:
@@ -465,7 +449,7 @@ class SweepResult:
         folder: folder of the sweep.
         plan: plan of the sweep.
         runs: one row per run, see `SweepFolder.runs`.
-        settings: one row per setting, see `setting_rows`.
+        settings: one row per setting, see `_setting_rows`.
         chosen: numbers of the best settings (Pareto front) by the aims; empty without aims.
         failures: errors by name of the run.
         total: privacy of all runs.
@@ -525,7 +509,7 @@ def sweep(
         return result_of(folder)
 
 
-def _remaining(folder: SweepFolder) -> Iterator[SweepJob]:
+def _remaining(folder: SweepFolder) -> Iterator[_SweepJob]:
     """Generate the remaining runs; proposed settings depend on earlier results. After a private
     choice there are no more runs, because another choice would be another release."""
     trial = 0
@@ -541,7 +525,7 @@ def _remaining(folder: SweepFolder) -> Iterator[SweepJob]:
         trial += 1
 
 
-def _main_metrics(folder: SweepFolder, job: SweepJob) -> str:
+def _main_metrics(folder: SweepFolder, job: _SweepJob) -> str:
     """Most important metrics of a run, as text."""
     aims = folder.plan.aims
     values = folder.values(job) or {}
@@ -593,16 +577,12 @@ def with_sweeps(folders: Sequence[Path]) -> list[Path]:
         pattern = f"{CHOSEN}/result.json" if private else "runs/*/result.json"
         finished = sorted(file.parent for file in folder.glob(pattern))
         if not finished:
-            raise RunError(
-                f"{folder} has no finished run",
-                got="a pending private choice" if private else "a sweep without finished runs",
-                fix=f"fedrec resume {folder}",
-            )
+            raise RunError(f"{folder} has no finished run", fix=f"fedrec resume {folder}")
         runs += finished
     return runs
 
 
-def values_of(run: RunFolder) -> dict[str, float]:
+def _values_of(run: RunFolder) -> dict[str, float]:
     """Metrics of a finished run, and its epsilon, infinite without privacy.
 
     If all systems are centralised, the names are `LABEL METRIC`, such as `ease hits@10`.

@@ -42,8 +42,7 @@ from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
 from simulations import runner
-from simulations.engines.grid import FIRST_NODE_ID, contexts_of
-from simulations.engines.serial import SerialGrid
+from simulations.engines.grid import SerialGrid, contexts_of
 from tests import systems
 from tests.runs import assert_close
 
@@ -198,12 +197,7 @@ def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
 def test_our_client_app_under_a_stock_server_app(load_tiny, tmp_path):
     """`strategy.start` as in Flower's documentation: two rounds of FedAvg, evaluation included."""
     settled = runner.settle(load_tiny("engine.nodes=3"))
-    configs = contexts_of(settled.model_dump_json(), str(tmp_path / "run"), 3)
-    contexts = [
-        Context(1, FIRST_NODE_ID + place, node, RecordDict(), config)
-        for place, (node, config) in enumerate(configs)
-    ]
-    grid = SerialGrid(app, contexts)
+    grid = SerialGrid(app, contexts_of(settled.model_dump_json(), str(tmp_path / "run"), 3))
     theta = Node(settled, 0, 1, None).initial()
     strategy = FlowerFedAvg(fraction_train=1.0, fraction_evaluate=1.0, min_available_nodes=3)
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(dict(theta)), num_rounds=2)

@@ -5,8 +5,10 @@ import ast
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
+import tomllib
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -236,6 +238,16 @@ def test_a_folder_of_data_hides_nothing(tmp_path, monkeypatch):
     for name in NEIGHBOURS:
         (tmp_path / name).mkdir()
     assert import_in(tmp_path, code="import fedrec; fedrec.run").returncode == 0
+
+
+def test_each_package_has_types_for_others_and_the_citation_their_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages == ["fedrec", *NEIGHBOURS]
+    assert all((ROOT / name / "py.typed").is_file() for name in packages)
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for key in ("version", "license"):
+        assert re.search(rf"^{key}: (.+)$", citation, re.M)[1] == project["project"][key]
 
 
 # Named random streams: functions of their address, and independent of each other.

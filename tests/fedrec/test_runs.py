@@ -21,7 +21,7 @@ from fedrec.runs.result import Result
 
 @pytest.fixture
 def run(load_tiny, tmp_path):
-    return RunFolder.create(load_tiny(), tmp_path / "run")
+    return RunFolder.create(load_tiny("evaluation.baselines=['ease']"), tmp_path / "run")
 
 
 def refused(action, *arguments):
@@ -31,13 +31,13 @@ def refused(action, *arguments):
 
 
 def test_a_new_folder_records_experiment_machine_and_versions(run, load_tiny):
-    assert run.experiment == load_tiny()
+    experiment = load_tiny("evaluation.baselines=['ease']")
     about = json.loads((run.path / "run.json").read_text())
-    assert about["experiment-sha256"] == load_tiny().digest() and about["command"] == sys.argv
+    assert about["experiment-sha256"] == experiment.digest() and about["command"] == sys.argv
     environment = json.loads((run.path / "environment.json").read_text())
     assert environment["packages"]["flwr"].startswith("1.") and environment["python"]
     assert run.status() == {"state": "created", "round": 0}
-    assert RunFolder(run.path).experiment == load_tiny()
+    assert RunFolder(run.path).experiment == run.experiment == experiment
 
 
 def test_an_existing_run_folder_is_refused_and_resume_is_offered(run, load_tiny):
@@ -104,7 +104,6 @@ def finished(run):
     )  # fmt: skip
     run.write_rounds(rounds, [{"round": 1, "seconds": 0.5}])
     run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, users, groups)
-    run.write_baselines({"ease": {"hits@5": 1.0}})
     run.write_result(result, {"seconds": {"training": 1.0}})
     return run, result
 
@@ -203,8 +202,8 @@ def test_folders_of_other_versions_are_refused_with_what_reads_them(run):
 @pytest.mark.parametrize("value", [1.5, math.inf, -math.inf, math.nan])
 def test_metrics_come_back_as_they_were_written(load_tiny, tmp_path, value):
     """JSON has neither infinity, as of a true epsilon without a bound, nor NaN."""
-    run = RunFolder.create(load_tiny(), tmp_path / "run")
-    run.write_baselines({"ease": {"epsilon": value}})
+    run = RunFolder.create(load_tiny("evaluation.baselines=['ease']"), tmp_path / "run")
+    run.write_baseline("ease", {"metrics": {"epsilon": value}}, pd.DataFrame(), pd.DataFrame())
     np.testing.assert_equal(run.read_baselines(), {"ease": {"epsilon": value}})
     assert "Infinity" not in "".join(file.read_text() for file in run.path.rglob("*.json"))
 

@@ -21,7 +21,7 @@ from fedrec.protocol.messages import pack_train, read_arrays, unpack_train
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.runtime.files import require_new_folder, write_atomically
-from fedrec.runtime.process import Fork, interrupting, raise_if_interrupted, uninterrupted
+from fedrec.runtime.process import Fork, interrupting, raise_if_interrupted
 from fedrec.runtime.ragged import are_distinct, distinct, spans, within_groups
 from fedrec.runtime.shared_memory import is_shared, kept_open, private, share
 
@@ -94,35 +94,12 @@ def test_a_signal_interrupts_at_once(sign):
     assert not done
 
 
-@pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
-def test_what_is_begun_is_finished_first(sign):
-    done = []
-    with pytest.raises(KeyboardInterrupt, match=sign.name), interrupting():
-        with uninterrupted():
-            with uninterrupted():
-                signal.raise_signal(sign)
-                done.append("inner")
-            done.append("outer")
-        done.append("after")
-    assert done == ["inner", "outer"]
-
-
-def test_a_signal_counts_once_and_an_error_within_does_not_hide_it():
-    with interrupting():
-        with pytest.raises(KeyboardInterrupt) as interrupted, uninterrupted():
-            signal.raise_signal(signal.SIGTERM)
-            raise ValueError("an error")
-        assert isinstance(interrupted.value.__context__, ValueError)
-        with uninterrupted():
-            pass
-
-
 def test_handlers_of_others_stay_and_ours_are_gone_afterwards(monkeypatch):
     own = []
     before = [signal.getsignal(sign) for sign in SIGNS]
     try:
         signal.signal(signal.SIGTERM, lambda number, frame: own.append(number))
-        with interrupting(), interrupting(), uninterrupted():
+        with interrupting(), interrupting():
             signal.raise_signal(signal.SIGTERM)
             assert own == [signal.SIGTERM]
         assert signal.getsignal(signal.SIGINT) is before[0]

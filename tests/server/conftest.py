@@ -31,8 +31,7 @@ from server.cohort import call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut
-from simulations.engines.grid import FIRST_NODE_ID, contexts_of
-from simulations.engines.serial import SerialGrid
+from simulations.engines.grid import FIRST_NODE_ID, SerialGrid, contexts_of
 
 STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 
@@ -43,14 +42,13 @@ class UnreliableGrid(SerialGrid):
 
     def __init__(self, experiment, output, nodes, folders=()):
         """With the folders of real nodes, or simulated ones."""
-        configs = contexts_of(experiment.model_dump_json(), str(output), nodes)
+        contexts = contexts_of(experiment.model_dump_json(), str(output), nodes)
+        run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
         if folders:
-            run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
-            configs = [(settings_of(folder), run) for folder in folders]
-        contexts = [
-            Context(1, FIRST_NODE_ID + n, own, RecordDict(), config)
-            for n, (own, config) in enumerate(configs)
-        ]
+            contexts = [
+                Context(1, FIRST_NODE_ID + n, settings_of(folder), RecordDict(), run)
+                for n, folder in enumerate(folders)
+            ]
         super().__init__(app, contexts)
         self.contexts = contexts
         self.deaf, self.mute, self.away, self.forged = set(), set(), set(), {}

@@ -30,7 +30,7 @@ from server.loop import Loop
 from server.privacy.guard import Guard
 from simulations import runner
 from simulations.cli.finishing import print_table
-from simulations.engines import serial
+from simulations.engines import grid
 from strategies import dp
 from strategies.base import Aggregate
 from strategies.optimisers import Reptile
@@ -113,7 +113,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
     to upload."""
     charge = Ledger.charge
     draw = Mechanism.add_noise
-    train = serial.SerialGrid.send_and_receive
+    train = grid.SerialGrid.send_and_receive
     apply = Reptile.apply
     paid = []
 
@@ -141,7 +141,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
 
     monkeypatch.setattr(Mechanism, "add_noise", noise)
     monkeypatch.setattr(Reptile, "apply", use)
-    monkeypatch.setattr(serial.SerialGrid, "send_and_receive", send)
+    monkeypatch.setattr(grid.SerialGrid, "send_and_receive", send)
     run_tiny(PRIVATE, f"privacy.placement={placement}", "rounds=3", *CHEAP)
     assert applied == [(1, True), (2, True), (3, True)]
     assert drawn == (applied if placement == "central" else [])

@@ -19,7 +19,7 @@ from server.checkpoint import Checkpoints
 from server.exchange import DroppedReplies, answers, is_refusal, reason_of
 from server.run import execute
 from simulations import runner
-from simulations.engines.serial import open_grid
+from simulations.engines.grid import open_grid
 from strategies.optimisers import Reptile
 from tests.runs import assert_close, parameters_in
 

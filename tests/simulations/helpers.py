@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that tests install with pip, app bundles that they give to `flwr run`, the number of
-inputs of a fuzz test, and what it accepts as an answer."""
+"""Packages that tests install with pip, app bundles that they give to `flwr run`, inputs of fuzz
+tests and what these accept as an answer, addresses that processes listen on, and experiments whose
+systems are attacked or audited."""
 
 import os
 import subprocess
@@ -76,3 +77,67 @@ def told(action, *arguments):
         return action(*arguments)
     except FedrecError as error:
         return str(error)
+
+
+# Addresses that processes listen on, by Linux's `/proc`.
+
+
+def listening_below(pid):
+    """Addresses that a process and its descendants listen on: those of loopback, and all others,
+    as in `/proc/net/tcp`."""
+    group = {pid}
+    while (
+        more := {
+            int(file.parent.name)
+            for file in Path("/proc").glob("[0-9]*/stat")
+            if parent_of(file) in group
+        }
+        - group
+    ):
+        group |= more
+    found = {row for one in group for row in _listening(one)}
+    own = {row for row in found if row.endswith("0100007F")}  # 127.0.0.1; zeros are all
+    return own, found - own
+
+
+def parent_of(file):
+    """The parent of a process, by its `stat`."""
+    try:
+        return int(file.read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
+def _listening(pid):
+    sockets = set()
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                sockets.add(target[8:-1])
+    except OSError:
+        return
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and inode in sockets:
+                yield local.partition(":")[0]
+
+
+# Experiments on synthetic data.
+
+
+def synthetic(users, items, mean, **more):
+    """The section of a synthetic dataset."""
+    return {"name": "synthetic", "users": users, "items": items, "mean-interactions": mean, **more}
+
+
+def experiment_on(dataset, nodes=1, **sections):
+    """The table of an experiment in one process, with few metrics."""
+    return {
+        "positive-above": 3.0,
+        "dataset": dataset,
+        "evaluation": {"ks": [5], "baselines": []},
+        "engine": {"name": "serial", "nodes": nodes, "threads": 1, "device": "cpu"},
+        **sections,
+    }

@@ -27,7 +27,7 @@ from fedrec.privacy.mechanisms.base import Gaussian
 from fedrec.testing import ModelContract
 from server.callbacks.base import Callback
 from server.samplers import FixedSizeSampler
-from simulations.attacks.membership import Fit
+from simulations.attacks.inference import Fit
 from simulations.poisoning.profiles import RandomProfiles
 from strategies.optimisers import Reptile
 from tests.clients import oracles

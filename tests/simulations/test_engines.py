@@ -29,10 +29,9 @@ from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.engines import grid as flwr_private
-from simulations.engines.grid import identify_server, number
-from simulations.engines.serial import SerialGrid
+from simulations.engines.grid import SerialGrid, identify_server, number
 from tests.runs import assert_close, assert_same_run, resumed
-from tests.simulations.listening import listening_below
+from tests.simulations.helpers import listening_below
 
 # The serial grid: nodes in this process that do not affect each other.
 

@@ -82,8 +82,7 @@ QUICK = ("privrec", "mf", "fold-in", "transitions")
 
 
 @pytest.mark.parametrize(
-    "system",
-    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SYSTEMS],
+    "system", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SYSTEMS]
 )
 def test_the_exported_model_gives_the_librarys_scores(system, tmp_path):
     result = runner.run(copy.deepcopy({**SMALL, **SYSTEMS[system]}), output=tmp_path / "run")

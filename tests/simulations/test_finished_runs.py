@@ -13,9 +13,9 @@ from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.amend import discard, write_amended
 from simulations.cli.privacy import personal_epsilons
 from simulations.own_table import OwnTable
+from simulations.runner import discard, write_amended
 from tests.captured_noise import captured, sensitivities
 
 # Runs that are extended, changed or overwritten, and failed starts that leave nothing behind.

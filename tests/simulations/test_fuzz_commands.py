@@ -281,10 +281,7 @@ splitting = partial(bad, "UserHoldout", "split(self, interactions)")
 alone = partial(bad, "Alone", "alone(self, parameters, data, random)")
 BROKEN = {
     # kind, how: (the class, what the error says)
-    ("step", "signature"): (
-        bad("Step", "train_block(self, parameters)"),
-        "TypeError",
-    ),
+    ("step", "signature"): (bad("Step", "train_block(self, parameters)"), "TypeError"),
     ("step", "nan"): (
         alone("return Update({n: v * math.nan for n, v in parameters.items()}, 1, 0.0)"),
         "NaN or infinity in",
@@ -319,10 +316,7 @@ BROKEN = {
     ),
     ("sampler", "shapes"): (drawing("return self.clients[:, None][:3]"), "got: int64 [3, 1]"),
     ("sampler", "repeats"): (drawing("return self.clients[[0, 0, 1]]"), "ascending and distinct"),
-    ("sampler", "mutates"): (
-        drawing("self.clients += 1\nreturn self.clients[:2]"),
-        "read-only",
-    ),
+    ("sampler", "mutates"): (drawing("self.clients += 1\nreturn self.clients[:2]"), "read-only"),
     ("dataset", "shapes"): (reading("return super().read().frame()"), "got: DataFrame"),
     ("dataset", "nan"): (
         reading("data = super().read()\nreturn replace(data, ratings=data.ratings * math.nan)"),

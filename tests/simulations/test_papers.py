@@ -17,13 +17,7 @@ from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.plan import Plan
 from simulations.reproduce import dp_vae
-from simulations.reproduce.bench import (
-    CHANCE,
-    METRICS,
-    PROBE,
-    never_drawn,
-    protocol_table,
-)
+from simulations.reproduce.bench import CHANCE, METRICS, PROBE, never_drawn, protocol_table
 from simulations.reproduce.recorded import NOT_HERE, find, published, recorded, studies
 from simulations.studies.declaration import TaskJob
 from simulations.studies.runs import folder_of, gap, run_study, selected

@@ -12,12 +12,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ClientError, EngineError
 from fedrec.experiment.loading import load
-from fedrec.protocol.messages import (
-    HELLO,
-    INITIAL,
-    pack_train,
-    unpack_parameters,
-)
+from fedrec.protocol.messages import HELLO, INITIAL, pack_train, unpack_parameters
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.runs.folder import RunFolder
@@ -194,14 +189,11 @@ def test_a_local_ray_that_does_not_start_is_started_once_more(
 def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatch):
     """Ray takes a KeyboardInterrupt for a cancelled task, whose text is a traceback."""
 
-    def interrupting(message, context):
+    def interrupting(message):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clients.app.app", interrupting)
     monkeypatch.setattr(nodes, "Message", lambda error, reply_to: error)  # outside of a run
-    node = object.__new__(nodes.NodeActor)
-    node.context = None
-    error = node._answer(None)
+    error = nodes.answer_or_error(None, interrupting)
     assert error.reason.startswith("KeyboardInterrupt (")
     assert "test_ray_grid.py, line" in error.reason
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from simulations.engines.ray import alone, connect, started
-from simulations.engines.ray_processes import few_processes
-from tests.simulations.listening import listening_below, parent_of
+from simulations.engines.ray import alone, connect, few_processes, started
+from tests.simulations.helpers import listening_below, parent_of
 
 # Actors that die while they start, on a local Ray.
 
@@ -232,7 +231,7 @@ def test_what_the_user_has_set_stays(monkeypatch):
 
 
 # A local Ray has the processes that it needs. If a new version of Ray fails here, fix
-# `simulations/engines/ray_processes.py`.
+# `simulations/engines/ray.py`.
 
 RUN = """
 import sys

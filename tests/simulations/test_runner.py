@@ -53,10 +53,7 @@ STAGES = (
     ("wrong", "problem"),
     [
         (["evaluation.fine-tune.rates={'itm.id'=0.0}"], "evaluation.fine-tune.rates"),
-        (
-            [STAGES, "strategy.stage-one.step.rates={'itm.id'=0.0}"],
-            "strategy.stage-one.step.rates",
-        ),
+        ([STAGES, "strategy.stage-one.step.rates={'itm.id'=0.0}"], "strategy.stage-one.step.rates"),
         ([STAGES, "strategy.main={name='gram'}"], "no products of items"),
         (["step={name='gram'}"], "'PrivRec' has no products of items"),
         (["step={name='counts'}"], "no table 'item.bias'"),

@@ -15,13 +15,7 @@ from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.runs.result import Result
 from simulations.studies.declaration import Found, Study, Task, TaskJob, declared, filled
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
-from simulations.studies.tables import (
-    comparison,
-    differences,
-    input_notes,
-    markdown,
-    write,
-)
+from simulations.studies.tables import comparison, differences, input_notes, markdown, write
 
 RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """

@@ -327,7 +327,7 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
 ):
     """Neither the server's parameters nor rows that a client did not name are in any message."""
     from simulations import runner
-    from simulations.engines.serial import SerialGrid
+    from simulations.engines.grid import SerialGrid
 
     sent, submit = [], SerialGrid._submit
 

@@ -44,7 +44,7 @@ _CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-", "exposure@", "loss", "
 _HOUR = 3600.0
 
 
-def answers(runs: Sequence[Run]) -> list[str]:
+def _answers(runs: Sequence[Run]) -> list[str]:
     """First lines of the page: comparisons of each system with popularity and the best baseline."""
     lines = {run.label: answer_line(run.result) for run in runs}
     return [f"{label}: {line}" if len(runs) > 1 else line for label, line in lines.items() if line]
@@ -75,7 +75,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
         yield Note(text, warning=True)
 
 
-def results_table(run: Run) -> PageTable:
+def _results_table(run: Run) -> PageTable:
     """Table of a run's systems: metrics with 95% intervals over users, and epsilon."""
     result = run.result
     systems = _systems(result)
@@ -112,7 +112,7 @@ def _systems(result: Result) -> dict[str, pd.DataFrame]:
     return {**federated, **result.baseline_users}
 
 
-def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
+def _lists_tables(runs: Sequence[Run]) -> list[PageTable]:
     """Table per run of metrics of all users' lists, such as coverage, at the main metric's list
     length."""
     tables = []
@@ -136,7 +136,7 @@ def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
     return tables
 
 
-def tests_table(results: Sequence[Result]) -> PageTable | None:
+def _tests_table(results: Sequence[Result]) -> PageTable | None:
     """Table of paired tests of all systems; None if the runs cannot be compared."""
     try:
         comparison = compare(results)
@@ -217,7 +217,7 @@ def distributions(runs: Sequence[Run]) -> list[str]:
     return [chart for chart in charts if chart]
 
 
-def groups(runs: Sequence[Run]) -> list[PageTable]:
+def _groups(runs: Sequence[Run]) -> list[PageTable]:
     """Means over groups of users for each run's federated system, and their gaps."""
     return [
         _groups_table(f"{run.label}, by groups of users", run.result.groups)
@@ -226,7 +226,7 @@ def groups(runs: Sequence[Run]) -> list[PageTable]:
     ]
 
 
-def central_groups(runs: Sequence[Run]) -> list[PageTable]:
+def _central_groups(runs: Sequence[Run]) -> list[PageTable]:
     """Means over groups of users for each run's centralised systems."""
     return [
         _groups_table(f"{run.label}: {label}, by groups of users", table)
@@ -388,12 +388,7 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         RunError: `results` is empty.
     """
     if not results:
-        raise RunError(
-            "no runs to report",
-            expected="one run or more",
-            got="none",
-            fix="name folders of finished runs",
-        )
+        raise RunError("no runs to report", fix="name folders of finished runs")
     import fedrec
 
     names = list(dict.fromkeys(marked(result.experiment) for result in results))
@@ -405,16 +400,16 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "title": title or results[0].experiment.title * (len(results) == 1) or shown,
         "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
         "version": fedrec.__version__,
-        "answers": answers(runs),
+        "answers": _answers(runs),
         "notes": notes(runs),
         "runs": runs,
-        "results": [results_table(run) for run in runs],
-        "lists": lists_tables(runs),
-        "tests": tests_table(results),
+        "results": [_results_table(run) for run in runs],
+        "lists": _lists_tables(runs),
+        "tests": _tests_table(results),
         "curves": curves(runs),
         "distributions": distributions(runs),
-        "groups": groups(runs),
-        "central_groups": central_groups(runs),
+        "groups": _groups(runs),
+        "central_groups": _central_groups(runs),
         "privacy": privacy_cards(runs),
     }
     return rendered(

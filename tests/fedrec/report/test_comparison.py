@@ -103,8 +103,7 @@ def test_settings_of_a_sweep_are_systems_over_all_their_seeds(result):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"positive-above": 4.0}, {"split": {"name": "user-holdout", "test-users": 0.5}}],
+    "changes", [{"positive-above": 4.0}, {"split": {"name": "user-holdout", "test-users": 0.5}}]
 )
 def test_other_data_are_refused(result, changes):
     runs = [result("one", users=[0.1, 0.2]), result("two", users=[0.1, 0.2], **changes)]

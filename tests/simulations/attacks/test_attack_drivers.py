@@ -29,7 +29,7 @@ from simulations.attacks.canary_users import Reserved
 from simulations.attacks.members import Members, half_members, half_memberships, shadow_parts
 from simulations.attacks.system import TrainedSystem
 from tests.clients.oracles import update_under
-from tests.simulations.attacks.tables import experiment_on, synthetic
+from tests.simulations.helpers import experiment_on, synthetic
 
 # Membership attacks end to end: federations, lists and signals, on systems with and without a leak.
 

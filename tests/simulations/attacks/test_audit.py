@@ -22,7 +22,7 @@ from fedrec.runs.folder import RunFolder
 from simulations.attacks.base import run_attack
 from simulations.attacks.canary_claims import charged_claim, noisy_plans
 from strategies.base import CohortStrategy
-from tests.simulations.attacks.tables import experiment_on, synthetic
+from tests.simulations.helpers import experiment_on, synthetic
 
 CLIP, STD, COHORT, CANARIES = 0.5, 0.05, 20, 200
 

@@ -16,7 +16,7 @@ from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.plan import Plan
 from fedrec.training.results import BlockUpdate
 from simulations.attacks.base import run_attack
-from tests.simulations.attacks.tables import experiment_on, synthetic
+from tests.simulations.helpers import experiment_on, synthetic
 
 CANARIES = 100
 COUNTS = {"parameters": ["item.bias"], "clip-norm": 3.0, "noise-factor": 2.0}

@@ -29,7 +29,7 @@ from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.shards import cut_for
 from tests.runs import parameters_in
-from tests.simulations.listening import parent_of
+from tests.simulations.helpers import parent_of
 
 FEDREC = (sys.executable, "-m", "simulations.cli")
 

@@ -50,7 +50,7 @@ from simulations.deployment.pki import (
 )
 from simulations.deployment.processes import Process, Supervisor
 from tests.simulations.deployment.federation import until
-from tests.simulations.listening import parent_of
+from tests.simulations.helpers import parent_of
 
 NAMES = ("server/superlink.crt", "server/gateway.crt", "nodes/node-1/signing.crt")
 
