@@ -25,11 +25,9 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import (
     check_settings,
-    pack_channel,
+    pack_arrays,
     pack_each,
-    pack_item_requests,
     pack_masked,
-    pack_parameters,
     pack_presence,
     pack_standard,
     pack_sum,
@@ -42,8 +40,7 @@ from fedrec.protocol.messages import (
     unpack_words,
     writable_arrays,
 )
-from fedrec.protocol.orders import Presence, TrainOrder
-from fedrec.protocol.secure import ShareOrder, UnmaskOrder
+from fedrec.protocol.orders import Presence, ShareOrder, TrainOrder, UnmaskOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.protocol.updates import apply_changes
 
@@ -165,9 +162,8 @@ def initial(message: Message, context: Context) -> Message:
     """Reply with initial parameters: a function of the experiment and its seed, the same on every
     node."""
     fresh = node_of(context).initial()
-    return Message(
-        pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message
-    )
+    arrays = {name: value.numpy() for name, value in fresh.items()}
+    return Message(pack_arrays(arrays), reply_to=message)
 
 
 @app.query("items")
@@ -177,13 +173,13 @@ def items(message: Message, context: Context) -> Message:
     order = unpack_item_query(message.content)
     node = node_of(context)
     node.check(order)
-    return Message(pack_item_requests(requested_items(node, order)), reply_to=message)
+    return Message(pack_arrays(requested_items(node, order).arrays()), reply_to=message)
 
 
 @app.query("secure_channel")
 def secure_channel(message: Message, context: Context) -> Message:
     """Reply with the public channel key, with which other nodes encrypt messages to this one."""
-    return Message(pack_channel(*channel_key(node_of(context))), reply_to=message)
+    return Message(pack_words(channel_key(node_of(context))), reply_to=message)
 
 
 @app.query("secure_shares")

@@ -35,7 +35,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import AsynchronousConfig
 from fedrec.protocol.messages import ARRAYS, CONFIG, pack_sum, unpack_sum, unpack_train_order
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
-from fedrec.protocol.updates import Change, SparseUpdate, dense_change, scaled
+from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix
 from server.cohort import SampledCohorts
 from server.devices import (
@@ -275,17 +275,14 @@ class AsynchronousFederation(Federation):
                 weight = (number - version) ** -timeline.config.staleness_exponent
                 answer = unpack_sum(reply.content)
                 total = {
-                    name: scaled(_without_drift(change, start[name]), weight)
+                    # a drift is relative to the parameters that the clients started from
+                    name: dense_change(change, start[name])
+                    if isinstance(change, SparseUpdate) and change.drift
+                    else change
                     for name, change in answer.total.items()
                 }
-                reply.content = pack_sum(replace(answer, total=total))
+                reply.content = pack_sum(replace(answer, total=scaled(total, weight)))
         return sent, replies
-
-
-def _without_drift(change: Change, table: np.ndarray) -> Change:
-    """Return a change with its drift, relative to the table `[...]`, included in its values."""
-    drifts = isinstance(change, SparseUpdate) and change.drift
-    return dense_change(change, table) if drifts else change
 
 
 def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -143,7 +143,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
             total[ranks] = -change * weights.reshape(-1, *[1] * (change.ndim - 1))
             gradients.append(total)
         total = np.zeros(low.shape, dtype=np.float32)
-        counts = np.diff(each.updates.requests.offsets)
-        rows = np.repeat(weights, counts)[:, None]
+        rows = weights[each.updates.requests.owners][:, None]
         total[requests.rows_of(ranks)] = -each.updates.rows[LOW] * rows
         return outputs, [torch.from_numpy(array / whole) for array in [*gradients, total]]

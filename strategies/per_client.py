@@ -185,10 +185,9 @@ class Changes:
         Returns:
             `float32 [n, d]`.
         """
-        asking = np.repeat(np.arange(len(requests.clients)), np.diff(requests.offsets))
         order = np.argsort(requests.items, kind="stable")
         means = np.empty((len(order), self.values.shape[1]), dtype=np.float32)
-        means[order] = self._sums(requests.items[order], asking[order], weights)
+        means[order] = self._sums(requests.items[order], requests.owners[order], weights)
         return means
 
     def _sums(self, wanted: np.ndarray, asking: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -276,7 +275,7 @@ class Uploads:
         clients = np.sort(np.concatenate([old.clients[remaining], requests.clients]))
         remain = np.flatnonzero(remaining[old.users])
         before = np.searchsorted(clients, old.clients)[old.users[remain]]
-        new = np.searchsorted(clients, requests.clients).repeat(np.diff(requests.offsets))
+        new = np.searchsorted(clients, requests.clients)[requests.owners]
         users = np.concatenate([before, new])
         items = np.concatenate([old.items[remain], requests.items])
         # fast, as those from before are in this order already

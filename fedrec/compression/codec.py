@@ -169,18 +169,19 @@ class Codec:
     def _payloads(self, client: int, update: Mapping[str, Change], factor: float) -> Payloads:
         random = stream(self.seed, "compression", client, self.round)
         return {
-            name: self.compression.encode(change if factor == 1 else scaled(change, factor), random)
-            for name, change in update.items()
+            name: self.compression.encode(change, random)
+            for name, change in scaled(update, factor).items()
         }
 
 
 def clip_factor(update: Mapping[str, Change], clip: Clip) -> float:
     """Factor that scales a whole update to the clip norm; 1 if it is within."""
-    parts = {
-        name: change.values if isinstance(change, SparseUpdate) else change
-        for name, change in update.items()
-    }
-    return float(clip.factors(np.array([clip.measure(parts)]))[0])
+    return clip.factor(
+        {
+            name: change.values if isinstance(change, SparseUpdate) else change
+            for name, change in update.items()
+        }
+    )
 
 
 # Numbers in a few bits, by stochastic rounding: unbiased, with one scale for each row (Alistarh,

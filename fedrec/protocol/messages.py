@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -25,19 +25,21 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import (
     EvaluateOrder,
     HeldOutPart,
     ItemQuery,
+    MaskOrder,
     Presence,
+    SentUpdate,
+    ShareOrder,
     TrainEach,
     TrainOrder,
     TrainSum,
-    arrays_as_updates,
-    updates_as_arrays,
+    UnmaskOrder,
+    Words,
 )
-from fedrec.protocol.secure import KEY_BYTES, MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
 from fedrec.protocol.updates import Change, SparseUpdate, network_bytes
 from fedrec.runtime.files import MOST_TEXT, parse_json
@@ -48,6 +50,11 @@ from fedrec.runtime.ragged import add_prefix, strip_prefix
 ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> RecordDict:
+    """Pack a reply of arrays alone: initial parameters, or the items that clients need."""
+    return RecordDict({ARRAYS: to_record(arrays)})
 
 
 def writable_arrays(content: RecordDict) -> dict[str, np.ndarray]:
@@ -80,6 +87,7 @@ _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
 _SHARES = "shares"  # factors of compressed updates, sent in place of their sum
 _SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
+_MOST_PROOF = 8192  # bytes
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
 """Additional settings that some of Flower's strategies send."""
@@ -134,7 +142,10 @@ def _read_held_out(name: str) -> str:
 def _plain(kind: type) -> dict[str, OrderSetting]:
     """Settings for the fields of a message of secure aggregation."""
     kinds = {"int": (int, 2**31), "bytes": (bytes, 2**27)}
-    return {field.name: OrderSetting(field.name, *kinds[str(field.type)]) for field in fields(kind)}
+    settings = {f.name: OrderSetting(f.name, *kinds[str(f.type)]) for f in fields(kind)}
+    if "proof" in settings:  # the server sends it to all other nodes
+        settings["proof"] = OrderSetting("proof", bytes, _MOST_PROOF)
+    return settings
 
 
 _ORDER = {
@@ -240,11 +251,6 @@ def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
-def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
-    """Unpack parameters and order of a training message of fedrec's or any Flower strategy."""
-    return writable_arrays(content), unpack_train_order(content)
-
-
 def _refuses_malformed(
     unpack: Callable[[RecordDict], AnyOrder],
 ) -> Callable[[RecordDict], AnyOrder]:
@@ -268,7 +274,8 @@ def _refuses_malformed(
 
 @_refuses_malformed
 def unpack_train_order(content: RecordDict) -> TrainOrder:
-    """Unpack the order of a training message without its parameters."""
+    """Unpack the order of a training message of fedrec's or any Flower strategy, without its
+    parameters."""
     config = config_of(content)
     masking = strip_prefix(_SECURE, config)
     return _read(
@@ -301,7 +308,7 @@ def pack_sum(reply: TrainSum) -> RecordDict:
         for key, array in _change_arrays(name, change).items()
     }
     if reply.updates:
-        compressed = updates_as_arrays(reply.updates)
+        compressed = _updates_as_arrays(reply.updates)
         if network_bytes(compressed) < network_bytes(arrays):
             arrays = compressed
             metrics[_SHARES] = [float(update.share) for update in reply.updates]
@@ -315,9 +322,46 @@ def unpack_sum(content: RecordDict) -> TrainSum:
     numbers: Any = {name: kind(metrics[key]) for name, (key, kind) in _SUM_METRICS.items()}
     if _SHARES in metrics:
         return TrainSum(
-            total={}, updates=arrays_as_updates(arrays, list(metrics[_SHARES])), **numbers
+            total={}, updates=_arrays_as_updates(arrays, list(metrics[_SHARES])), **numbers
         )
     return TrainSum(total=_changes(arrays), **numbers)
+
+
+# The compressed updates of a node's clients as named arrays of a message.
+
+_OF = "#"
+
+
+def _updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
+    """Flatten compressed updates to arrays named by client index, parameter and array."""
+    return {
+        _OF.join((str(index), name, key)): array
+        for index, update in enumerate(updates)
+        for name, payload in update.payloads.items()
+        for key, array in payload.items()
+    }
+
+
+def _arrays_as_updates(
+    arrays: Mapping[str, np.ndarray], shares: Sequence[float]
+) -> list[SentUpdate]:
+    """Invert `_updates_as_arrays`, on untrusted input.
+
+    Args:
+        arrays: the arrays.
+        shares: factor of each client's update.
+
+    Raises:
+        ValueError: an array has an unknown client index.
+    """
+    payloads: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
+    for label, array in arrays.items():
+        index, of_client = label.split(_OF, 1)
+        name, key = of_client.rsplit(_OF, 1)
+        if not index.isdecimal() or int(index) >= len(payloads):
+            raise ValueError(f"unknown client index {index!r}, of {len(payloads)} clients")
+        payloads[int(index)].setdefault(name, {})[key] = array
+    return [SentUpdate(*pair) for pair in zip(payloads, shares, strict=True)]
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
@@ -346,16 +390,6 @@ def pack_item_query(order: ItemQuery) -> RecordDict:
 def unpack_item_query(content: RecordDict) -> ItemQuery:
     """Unpack the request packed by `pack_item_query`."""
     return _read(ItemQuery, config_of(content))
-
-
-def pack_item_requests(requests: ItemRequests) -> RecordDict:
-    """Pack the reply to an item request."""
-    return RecordDict({ARRAYS: to_record(requests.arrays())})
-
-
-def unpack_item_requests(content: RecordDict) -> ItemRequests:
-    """Unpack the items that a node's clients need."""
-    return ItemRequests.read(read_arrays(content))
 
 
 def pack_standard(
@@ -450,16 +484,6 @@ def unpack_presence(content: RecordDict) -> Presence:
     )
 
 
-def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
-    """Pack the reply to a request for initial parameters."""
-    return RecordDict({ARRAYS: to_record(arrays)})
-
-
-def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
-    """Unpack initial parameters from a node; not necessarily writable."""
-    return read_arrays(content)
-
-
 def _change_arrays(name: str, change: Change) -> dict[str, np.ndarray]:
     """Convert a change of one parameter to named arrays."""
     if not isinstance(change, SparseUpdate):
@@ -487,14 +511,13 @@ def _changes(arrays: Mapping[str, np.ndarray]) -> dict[str, Change]:
 # Messages of secure aggregation.
 
 _MASKED = "masked"
-_MOST_PROOF = 8192  # bytes
 AnyWords = TypeVar("AnyWords", bound=Words)
 
 
 def pack_masked(masked: np.ndarray) -> RecordDict:
     """Pack the reply to a training message under secure aggregation: only the masked sum, `uint64
     [length]`."""
-    return RecordDict({ARRAYS: to_record({_MASKED: masked})})
+    return pack_arrays({_MASKED: masked})
 
 
 def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
@@ -514,36 +537,19 @@ def pack_words(words: Words) -> RecordDict:
     return RecordDict({CONFIG: ConfigRecord(_written(words))})
 
 
-def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
+def unpack_words(kind: type[AnyWords], content: RecordDict, **lengths: int) -> AnyWords:
     """Unpack the result of `pack_words`, which is untrusted input.
 
-    Raises:
-        ValueError: it is malformed.
-    """
-    return _read(kind, config_of(content))
-
-
-def pack_channel(key: bytes, proof: bytes = b"") -> RecordDict:
-    """Pack a node's public channel key, and a proof of its origin."""
-    return RecordDict({CONFIG: ConfigRecord({"channel": key, "proof": proof})})
-
-
-def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
-    """Unpack a node's public channel key and its proof, which is untrusted input.
+    Args:
+        kind: its type.
+        content: the content of the message.
+        lengths: bytes that fields must have.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: it is malformed, or a field has another length.
     """
-    config = config_of(content)
-    key = config.get("channel")
-    proof = config.get("proof")
-    if (
-        not isinstance(key, bytes)
-        or len(key) != KEY_BYTES
-        or not isinstance(proof, bytes)
-        or len(proof) > _MOST_PROOF
-    ):
-        raise ValueError(
-            f"expected a key of {KEY_BYTES} bytes, and a proof of at most {_MOST_PROOF}"
-        )
-    return key, proof
+    words = _read(kind, config_of(content))
+    wrong = [name for name, length in lengths.items() if len(getattr(words, name)) != length]
+    if wrong:
+        raise ValueError(f"wrong length of {', '.join(wrong)}")
+    return words

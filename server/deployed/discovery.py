@@ -26,7 +26,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, EngineError, RunError
-from fedrec.protocol.messages import HELLO, INITIAL, unpack_parameters, unpack_presence
+from fedrec.protocol.messages import HELLO, INITIAL, read_arrays, unpack_presence
 from fedrec.protocol.orders import Presence
 from fedrec.runtime.files import open_atomically
 from server.cohort import Roster
@@ -284,7 +284,7 @@ def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dic
         node = reply.metadata.src_node_id
         try:
             if node in asked and not reply.has_error():
-                arrays[node] = _finite(unpack_parameters(reply.content))
+                arrays[node] = _finite(read_arrays(reply.content))
         except Exception as error:  # untrusted input may be anything
             log.warning("node %d returned no valid initial parameters: %s", node, error)
     if not arrays:

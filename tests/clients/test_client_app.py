@@ -32,7 +32,7 @@ from fedrec.protocol.messages import (
     INITIAL,
     pack_evaluate,
     pack_train,
-    unpack_parameters,
+    read_arrays,
     unpack_presence,
     unpack_sum,
     unpack_table,
@@ -66,9 +66,7 @@ def ask(load_tiny, identity):
 
 @pytest.fixture
 def theta(ask):
-    return {
-        name: array.copy() for name, array in unpack_parameters(ask(RecordDict(), INITIAL)).items()
-    }
+    return {name: array.copy() for name, array in read_arrays(ask(RecordDict(), INITIAL)).items()}
 
 
 def order(theta, **config):
@@ -143,7 +141,7 @@ def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask,
     content = ask(order(theta))
     expected = updates(ask.node, theta)
     weight = sum(examples for _, examples, _ in expected)
-    arrays = unpack_parameters(content)
+    arrays = read_arrays(content)
     for name, value in theta.items():
         mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
         np.testing.assert_allclose(arrays[name], mean, rtol=1e-5, atol=1e-6 * np.abs(mean).max())
@@ -155,10 +153,10 @@ def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask,
 
 def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
     """The proximal term is zero in the first gradient step; batches of 8 give several steps."""
-    sent = unpack_parameters(ask(order(theta, **{"proximal-mu": 0.9})))
+    sent = read_arrays(ask(order(theta, **{"proximal-mu": 0.9})))
     expected = updates(ask.node, theta, **{"proximal-mu": 0.9})
     weight = sum(examples for _, examples, _ in expected)
-    plain = unpack_parameters(ask(order(theta)))
+    plain = read_arrays(ask(order(theta)))
     for name, value in theta.items():
         mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
         np.testing.assert_allclose(sent[name], mean, rtol=1e-5, atol=1e-6 * np.abs(mean).max())

@@ -12,19 +12,20 @@ from flwr.serverapp.strategy import FedAvg, FedProx
 from fedrec.protocol import messages
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
+    pack_arrays,
     pack_evaluate,
-    pack_parameters,
     pack_presence,
     pack_standard,
     pack_sum,
     pack_table,
     pack_train,
+    read_arrays,
     unpack_evaluate,
-    unpack_parameters,
     unpack_presence,
     unpack_sum,
     unpack_table,
-    unpack_train,
+    unpack_train_order,
+    writable_arrays,
 )
 from fedrec.protocol.orders import EvaluateOrder, Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import (
@@ -99,7 +100,7 @@ def test_training_order(clients, step):
     arrays = to_record(ARRAYS)
     content = pack_train(arrays, TrainOrder(5, clients, "examples", step))
     assert content[messages.ARRAYS] is arrays  # shared between messages, not copied
-    found, order = unpack_train(sent(content))
+    found, order = writable_arrays(sent(content)), unpack_train_order(sent(content))
     same(ARRAYS, found)
     assert (order.round, order.weighting, order.step, order.overrides) == (5, "examples", step, {})
     if clients is None:
@@ -154,7 +155,7 @@ def test_presence_and_parameters():
     presence = Presence(3, np.array([1, 4]), np.array([], dtype=np.int64))
     found = unpack_presence(sent(pack_presence(presence)))
     assert (found.partition, found.training.tolist(), found.evaluated.tolist()) == (3, [1, 4], [])
-    same(ARRAYS, unpack_parameters(sent(pack_parameters(ARRAYS))))
+    same(ARRAYS, read_arrays(sent(pack_arrays(ARRAYS))))
 
 
 def test_standard_form_is_what_flower_expects():
@@ -175,7 +176,7 @@ class _TwoNodes:
 def test_orders_of_flowers_own_strategies(identity, strategy, overrides):
     messages = list(strategy.configure_train(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes()))
     assert len(messages) == 2 and all(isinstance(message, Message) for message in messages)
-    found, order = unpack_train(messages[0].content)
+    found, order = writable_arrays(messages[0].content), unpack_train_order(messages[0].content)
     same(ARRAYS, found)
     assert (order.round, order.clients, order.step) == (4, None, None)
     assert order.overrides == overrides

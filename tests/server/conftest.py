@@ -15,11 +15,11 @@ from fedrec.protocol.messages import (
     SECURE_SHARES,
     SECURE_UNMASK,
     pack_train,
-    unpack_parameters,
+    read_arrays,
     unpack_sum,
 )
-from fedrec.protocol.orders import TrainOrder
-from fedrec.protocol.secure import (
+from fedrec.protocol.orders import (
+    TrainOrder,
     UnmaskOrder,
 )
 from fedrec.protocol.serialization import from_the_network, to_record
@@ -125,9 +125,7 @@ class Federation:
         self.roster = call_roster(self.grid, timeout=60.0)
         self.sums = secure_sums(self.experiment, self.grid, self.roster)
         (fresh,) = self.plain.send_and_receive([Message(RecordDict(), FIRST_NODE_ID, INITIAL)])
-        self.theta = {
-            name: np.array(value) for name, value in unpack_parameters(fresh.content).items()
-        }
+        self.theta = {name: np.array(value) for name, value in read_arrays(fresh.content).items()}
         self.groups = dict(self.roster.for_training(self.roster.training))
 
     def order(self, protection=None, weighting="uniform"):
@@ -172,14 +170,15 @@ class Dialogue:
         self.authority = Authority.create("test")
         for place, node in enumerate(self.nodes if certified else ()):
             node.identity, node.run = self.identity(f"node-{place}"), "run"
-        channels, proofs = zip(*(secure.channel_key(node) for node in self.nodes), strict=True)
+        replies = [secure.channel_key(node) for node in self.nodes]
+        channels = [reply.key for reply in replies]
         counts = [len(made.groups[FIRST_NODE_ID + place]) for place in range(len(channels))]
         quorum = made.experiment.secure_aggregation.quorum(len(channels))
         largest = made.sums.settings.largest
         bits = session_bits(made.order().protection, sum(counts), len(counts), largest)
         training = digest_of(made.order(), made.theta)
         self.session = Session(
-            channels, quorum, bits, counts, training, proofs if certified else ()
+            channels, quorum, bits, counts, training, [r.proof for r in replies if certified]
         )
         self.share_orders = self.session.share_orders()
         self.made = made

@@ -18,7 +18,7 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     pack_train,
 )
-from fedrec.protocol.secure import (
+from fedrec.protocol.orders import (
     SEALED_BYTES,
     MaskOrder,
     counted,

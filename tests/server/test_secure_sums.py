@@ -18,9 +18,9 @@ from fedrec.protocol.messages import (
     pack_train,
     pack_words,
 )
-from fedrec.protocol.orders import TrainSum
-from fedrec.protocol.secure import (
+from fedrec.protocol.orders import (
     ShareReply,
+    TrainSum,
     UnmaskReply,
 )
 from fedrec.protocol.serialization import to_record, zero_copy_arrays

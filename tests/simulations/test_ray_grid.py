@@ -16,7 +16,7 @@ from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
     pack_train,
-    unpack_parameters,
+    read_arrays,
 )
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
@@ -56,7 +56,7 @@ def grid(run, leftovers):
 @pytest.fixture
 def theta(grid, run):
     (reply,) = grid.send_and_receive([Message(RecordDict(), 2, INITIAL)])
-    return unpack_parameters(reply.content)
+    return read_arrays(reply.content)
 
 
 def training(theta, node, clients, step=None):

@@ -32,8 +32,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.phases import phases_of
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import HELLO, INITIAL, pack_evaluate, pack_train
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
-from fedrec.protocol.secure import MaskOrder
+from fedrec.protocol.orders import EvaluateOrder, MaskOrder, TrainOrder
 from fedrec.protocol.serialization import from_the_network, to_record, zero_copy_arrays
 from fedrec.protocol.updates import dense_change
 from fedrec.runtime.process import Fork

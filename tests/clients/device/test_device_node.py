@@ -37,7 +37,7 @@ from fedrec.protocol.messages import (
     pack_evaluate,
     pack_item_query,
     pack_train,
-    unpack_parameters,
+    read_arrays,
     unpack_sum,
     unpack_table,
 )
@@ -316,7 +316,7 @@ def context_of(experiment, folder):
 def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
     experiment = load_tiny()
     context = context_of(experiment, shards[0])
-    theta = unpack_parameters(arrived(app(Message(RecordDict(), 2, INITIAL), context)))
+    theta = read_arrays(arrived(app(Message(RecordDict(), 2, INITIAL), context)))
     node = node_of(context)
     assert isinstance(node, DeviceNode)
     assert node.private.file == shards[0] / "state" / "private" / "00ff00ff00ff00ff.sqlite"

@@ -30,7 +30,7 @@ from fedrec.protocol.messages import (
     METRICS,
     pack_evaluate,
     pack_train,
-    unpack_parameters,
+    read_arrays,
     unpack_presence,
     unpack_sum,
     unpack_table,
@@ -77,7 +77,7 @@ class Victim:
         return answer.content
 
     def theta(self, **context):
-        return {n: np.array(v) for n, v in unpack_parameters(self.ask(INITIAL, **context)).items()}
+        return {n: np.array(v) for n, v in read_arrays(self.ask(INITIAL, **context)).items()}
 
     def order(self, number=1, step=None, **changes):
         section = Experiment.parse(self.settings).step

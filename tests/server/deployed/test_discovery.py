@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
-from fedrec.protocol.messages import pack_parameters, pack_presence, pack_sum, pack_train
+from fedrec.protocol.messages import pack_arrays, pack_presence, pack_sum, pack_train
 from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
@@ -343,7 +343,7 @@ def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not(
 
 
 def parameters(value, shape=(2, 3)):
-    return pack_parameters({"w": np.full(shape, value, dtype=np.float32)})
+    return pack_arrays({"w": np.full(shape, value, dtype=np.float32)})
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from fedrec.protocol.messages import (
     pack_sum,
     pack_table,
     pack_train,
+    read_arrays,
     unpack_each,
-    unpack_parameters,
     unpack_sum,
 )
 from fedrec.protocol.orders import (
@@ -255,8 +255,8 @@ def test_nor_does_one_in_flowers_form(stated):
     far = {"w": np.full((4, 2), 90.0, np.float32), "b": np.zeros(3, np.float32)}
     sent = standard(near, 10), standard(near, 12), standard(far, stated)
     found = [one.content for one in accepted(ReplyValidator(), *sent, clients=None)]
-    assert len(found) == 3 and (unpack_parameters(found[0])["w"] == near["w"]).all()
-    np.testing.assert_allclose(unpack_parameters(found[2])["w"], 1.0, rtol=1e-5)
+    assert len(found) == 3 and (read_arrays(found[0])["w"] == near["w"]).all()
+    np.testing.assert_allclose(read_arrays(found[2])["w"], 1.0, rtol=1e-5)
     assert next(iter(found[2].metric_records.values()))["num-examples"] == 120
 
 
