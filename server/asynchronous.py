@@ -50,7 +50,7 @@ from strategies.base import more_than_sums
 _MOST_LOST = 1000  # lost clients per reply
 
 
-class InFlight(NamedTuple):
+class _InFlight(NamedTuple):
     """A client in training; in the order of the queue."""
 
     end: float
@@ -84,7 +84,7 @@ class BufferedTimeline(Timeline):
         super().__init__(experiment, config)
         self.config = asynchronous
         self.versions: dict[int, dict[str, np.ndarray]] = {}
-        self._queue: list[InFlight] = []
+        self._queue: list[_InFlight] = []
         self._answers: dict[int, int] = {}  # versions of the round's replies, by client
         self._draws = 0  # cohorts that the sampler drew
         self._next: list[int] = []  # drawn clients that have not started, in reverse order
@@ -125,7 +125,7 @@ class BufferedTimeline(Timeline):
         super().restore(memory)
         self._draws = int(memory["draws"])
         self._next = memory["next"].tolist()
-        self._queue = [InFlight(*client) for client in memory["queue"].tolist()]
+        self._queue = [_InFlight(*client) for client in memory["queue"].tolist()]
         self.versions.clear()
         for key, value in strip_prefix("version/", memory).items():
             version, _, name = key.partition("/")
@@ -181,7 +181,7 @@ class BufferedTimeline(Timeline):
         clients = np.array(started, dtype=np.int64)
         ends, lost = self._ends(clients, now)
         for end, client, gone in zip(ends.tolist(), started, lost.tolist(), strict=True):
-            heapq.heappush(self._queue, InFlight(end, client, round_number - 1, gone))
+            heapq.heappush(self._queue, _InFlight(end, client, round_number - 1, gone))
         return now
 
     def _drawn(self, cohorts: SampledCohorts, busy: set[int], now: float) -> int | None:

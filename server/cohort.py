@@ -204,7 +204,7 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
 # drawn clients take part (`server.devices`).
 
 
-class WhoAnswers(Protocol):
+class _WhoAnswers(Protocol):
     """Selection of the drawn clients that take part in a round."""
 
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
@@ -243,7 +243,7 @@ class SampledCohorts:
         self._everybody = clients is None
         self.section = experiment.sampler if sampler is None else sampler
         self._parts: list[SampledCohorts] = []
-        self._who_answers: WhoAnswers | None = None
+        self._who_answers: _WhoAnswers | None = None
         self._draw_from(roster.training if clients is None else clients)
 
     @classmethod
@@ -278,7 +278,7 @@ class SampledCohorts:
         more = {**options, "cohort": closing.asked(options["cohort"])}
         return Section.model_validate({"name": self.section.name, **more})
 
-    def follow(self, who_answers: WhoAnswers) -> None:
+    def follow(self, who_answers: _WhoAnswers) -> None:
         """Exclude from `sample` the clients that do not take part, from now on."""
         self._who_answers = who_answers
         for part in self._parts:

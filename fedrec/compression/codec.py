@@ -73,7 +73,7 @@ class Compression(ABC):
         """
 
 
-def rows_and_values(change: Change) -> tuple[np.ndarray | None, np.ndarray]:
+def _rows_and_values(change: Change) -> tuple[np.ndarray | None, np.ndarray]:
     """Changed rows `int64 [R]`, None for all rows, and values `float64 [R, ...]` of a change."""
     if isinstance(change, SparseUpdate):
         if change.drift:
@@ -96,7 +96,7 @@ def with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) ->
     return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
 
 
-def values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape `(R, ...)` of the values in a payload of `with_rows`."""
     return (len(payload["rows"]), *shape[1:]) if "rows" in payload else shape
 
@@ -278,12 +278,12 @@ class Rounding(Compression):
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Encode as codes and scales, with row numbers if only some rows changed."""
-        rows, values = rows_and_values(change)
+        rows, values = _rows_and_values(change)
         return with_rows(rows, quantised(values, self.config.bits, random), change.shape)
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """Decode to the rounded values."""
-        values = restored(payload, values_shape(payload, shape), self.config.bits)
+        values = restored(payload, _values_shape(payload, shape), self.config.bits)
         return placed(payload.get("rows"), values, shape)
 
 
@@ -316,7 +316,7 @@ class TopK(Compression):
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Encode the largest rows as row numbers, codes and scales."""
-        rows, values = rows_and_values(change)
+        rows, values = _rows_and_values(change)
         flat = values.reshape(values.shape[0] if values.ndim else 1, math.prod(values.shape[1:]))
         norms = np.linalg.norm(flat, axis=1)
         moved = np.flatnonzero(norms)

@@ -67,7 +67,7 @@ def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
     return zero_copy_arrays(_first(content))
 
 
-def config_of(content: RecordDict) -> ConfigRecord:
+def _config_of(content: RecordDict) -> ConfigRecord:
     records = list(content.config_records.values())
     return records[0] if records else ConfigRecord()
 
@@ -95,7 +95,7 @@ OVERRIDES = ("proximal-mu",)
 AnyOrder = TypeVar("AnyOrder")
 
 
-class OrderSetting(NamedTuple):
+class _OrderSetting(NamedTuple):
     """How a field of an order is written into a message.
 
     Attributes:
@@ -139,44 +139,44 @@ def _read_held_out(name: str) -> str:
     return name
 
 
-def _plain(kind: type) -> dict[str, OrderSetting]:
+def _plain(kind: type) -> dict[str, _OrderSetting]:
     """Settings for the fields of a message of secure aggregation."""
     kinds = {"int": (int, 2**31), "bytes": (bytes, 2**27)}
-    settings = {f.name: OrderSetting(f.name, *kinds[str(f.type)]) for f in fields(kind)}
+    settings = {f.name: _OrderSetting(f.name, *kinds[str(f.type)]) for f in fields(kind)}
     if "proof" in settings:  # the server sends it to all other nodes
-        settings["proof"] = OrderSetting("proof", bytes, _MOST_PROOF)
+        settings["proof"] = _OrderSetting("proof", bytes, _MOST_PROOF)
     return settings
 
 
 _ORDER = {
-    "round": OrderSetting("server-round", int, 2**31, int),
-    "clients": OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
-    "step": OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
+    "round": _OrderSetting("server-round", int, 2**31, int),
+    "clients": _OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
+    "step": _OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
 }
-_EACH = {"each": OrderSetting("each", bool)}
-_SETTINGS: Mapping[type, Mapping[str, OrderSetting]] = {
+_EACH = {"each": _OrderSetting("each", bool)}
+_SETTINGS: Mapping[type, Mapping[str, _OrderSetting]] = {
     TrainOrder: {
         **_ORDER,
         **_EACH,
-        "weighting": OrderSetting("weighting", str, 100),
-        "protection": OrderSetting("protection", str, MOST_TEXT, Protection.text, Protection.read),
+        "weighting": _OrderSetting("weighting", str, 100),
+        "protection": _OrderSetting("protection", str, MOST_TEXT, Protection.text, Protection.read),
     },
     EvaluateOrder: {
         **_ORDER,
         **_EACH,
-        "held_out": OrderSetting("held-out", str, 100, read=_read_held_out),
-        "sums": OrderSetting("sums", bool),
+        "held_out": _OrderSetting("held-out", str, 100, read=_read_held_out),
+        "sums": _OrderSetting("sums", bool),
     },
-    ItemQuery: {**_ORDER, "purpose": OrderSetting("purpose", str, 100)},
+    ItemQuery: {**_ORDER, "purpose": _OrderSetting("purpose", str, 100)},
     **{kind: _plain(kind) for kind in Words.__subclasses__()},
 }
 """Settings by type of order, and by its field; a field that is None has no setting."""
 _TRAIN = [
     *_SETTINGS[TrainOrder].values(),
     *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
-    *(OrderSetting(key, float) for key in OVERRIDES),
+    *(_OrderSetting(key, float) for key in OVERRIDES),
 ]
-_ALLOWED: Mapping[str, Iterable[OrderSetting]] = {
+_ALLOWED: Mapping[str, Iterable[_OrderSetting]] = {
     "train": _TRAIN,
     "evaluate": _SETTINGS[EvaluateOrder].values(),
     ITEMS: _SETTINGS[ItemQuery].values(),
@@ -276,7 +276,7 @@ def _refuses_malformed(
 def unpack_train_order(content: RecordDict) -> TrainOrder:
     """Unpack the order of a training message of fedrec's or any Flower strategy, without its
     parameters."""
-    config = config_of(content)
+    config = _config_of(content)
     masking = strip_prefix(_SECURE, config)
     return _read(
         TrainOrder,
@@ -389,7 +389,7 @@ def pack_item_query(order: ItemQuery) -> RecordDict:
 @_refuses_malformed
 def unpack_item_query(content: RecordDict) -> ItemQuery:
     """Unpack the request packed by `pack_item_query`."""
-    return _read(ItemQuery, config_of(content))
+    return _read(ItemQuery, _config_of(content))
 
 
 def pack_standard(
@@ -411,7 +411,7 @@ def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
 @_refuses_malformed
 def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
     """Unpack parameters and order of an evaluation message of fedrec's or any Flower strategy."""
-    return writable_arrays(content), _read(EvaluateOrder, config_of(content))
+    return writable_arrays(content), _read(EvaluateOrder, _config_of(content))
 
 
 def pack_table(
@@ -445,7 +445,7 @@ def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]
     arrays = writable_arrays(content)
     clients = arrays["clients"]
     values = arrays["values"]
-    names = [str(name) for name in config_of(content)["columns"]]  # type: ignore[union-attr]
+    names = [str(name) for name in _config_of(content)["columns"]]  # type: ignore[union-attr]
     if clients.ndim != 1 or values.shape != (len(clients), len(names)):
         raise ValueError(f"metrics {list(values.shape)} for {len(names)} names")
     if len(set(names)) < len(names):
@@ -479,7 +479,7 @@ def unpack_presence(content: RecordDict) -> Presence:
         arrays["training"],
         arrays["evaluated"],
         work=arrays.get("work"),
-        paths=parse_json(str(config_of(content).get("paths", "{}"))),
+        paths=parse_json(str(_config_of(content).get("paths", "{}"))),
         validated=arrays.get("validated"),
     )
 
@@ -548,7 +548,7 @@ def unpack_words(kind: type[AnyWords], content: RecordDict, **lengths: int) -> A
     Raises:
         ValueError: it is malformed, or a field has another length.
     """
-    words = _read(kind, config_of(content))
+    words = _read(kind, _config_of(content))
     wrong = [name for name, length in lengths.items() if len(getattr(words, name)) != length]
     if wrong:
         raise ValueError(f"wrong length of {', '.join(wrong)}")

@@ -75,7 +75,7 @@ _LAST_LOOK = 2.0  # seconds between checks of which nodes are online
 Read = TypeVar("Read")
 
 
-class WholeFederation(Roster):
+class _WholeFederation(Roster):
     """Roster whose nodes train as one."""
 
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -135,9 +135,9 @@ class SecureSums:
         self._channels: dict[int, ChannelReply] = {}
 
     @property
-    def whole(self) -> WholeFederation:
+    def whole(self) -> _WholeFederation:
         """Roster as strategies see it."""
-        return WholeFederation(self.roster.nodes, self.roster.presences)
+        return _WholeFederation(self.roster.nodes, self.roster.presences)
 
     def send_and_receive(self, messages: Iterable[Message]) -> list[Message]:
         """Send training orders, and return one reply to each.

@@ -95,22 +95,14 @@ class ClientPlan:
 
         Raises:
             EngineError: a file in the join folder is missing, or other users can read its key.
+            ExperimentError: a setting is unknown, or its value is wrong.
             DataError: the data or the catalogue are missing, or do not match.
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
             check_path(path)  # they are part of Flower's node configuration
         if part != "executor":
             _check_keys(self.join)
-        Policy.of(self.config)  # before anything is started
-        for name, value in self.config.items():
-            text = isinstance(value, str) and not set(value) & set("\"'\\\n")
-            key = name.isascii() and name.replace("-", "").isalnum()
-            if not key or not (text or isinstance(value, bool | int | float)):
-                raise EngineError(
-                    f"invalid value {value!r:.200} of node setting {name[:100]!r}",
-                    expected="a number, true, false, or a text without quotes",
-                    fix=f"see {self.join / 'node.toml'}, and --set",
-                )
+        Policy.parse(self.config, at="node")
         if part != "supernode":
             self.check_data()
 

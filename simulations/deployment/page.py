@@ -40,7 +40,7 @@ _KNOWN = "epsilon", "dropped-replies", "num-clients", "loss"
 
 
 @dataclass(frozen=True)
-class RunPart:
+class _RunPart:
     """A run on the page: facts by name, its newest rounds, its newest warnings."""
 
     name: str
@@ -78,7 +78,7 @@ def page(deployment: Deployment) -> str:
     )
 
 
-def run_part(folder: Path) -> RunPart:
+def run_part(folder: Path) -> _RunPart:
     """Read the run in a folder; a damaged run has its error as a fact."""
     try:
         run = RunFolder(folder)
@@ -86,7 +86,7 @@ def run_part(folder: Path) -> RunPart:
         experiment = run.experiment
         rounds = run.read_rounds()
     except FedrecError as error:
-        return RunPart(folder.name, (("state", error.problem),), None, ())
+        return _RunPart(folder.name, (("state", error.problem),), None, ())
     facts = [
         ("state", str(state["state"])),
         ("rounds", f"{state['round']:,} of {experiment.rounds:,}"),
@@ -100,10 +100,10 @@ def run_part(folder: Path) -> RunPart:
         facts.append(
             ("replies dropped or missing", f"{rounds['dropped-replies'].to_numpy().sum():,.0f}")
         )
-    return RunPart(folder.name, tuple(facts), _rounds(rounds), faults_in(run.log_file))
+    return _RunPart(folder.name, tuple(facts), _rounds(rounds), _faults_in(run.log_file))
 
 
-def faults_in(log: Path) -> tuple[str, ...]:
+def _faults_in(log: Path) -> tuple[str, ...]:
     """Newest warnings and errors at the end of a log, newest first."""
     try:
         with log.open("rb") as file:

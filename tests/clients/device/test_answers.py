@@ -19,7 +19,7 @@ from scipy.stats import norm
 
 from clients.app import app, ended_after, seconds_left
 from clients.device.node import check_parameters
-from clients.device.policy import train_difference
+from clients.device.policy import Policy
 from clients.node import Node
 from clients.round import train_clients
 from clients.steps.descent import Update, as_block
@@ -62,7 +62,11 @@ def refused(experiment, phase, protection):
     """Whether a node that takes part in the experiment refuses an order of a phase."""
     number = experiment.rounds if phase.last is None else phase.last
     order = TrainOrder(number, np.arange(3), step=dict(phase.step), protection=protection)
-    return train_difference(experiment, phases_of(experiment), order, NAMES) is not None
+    try:
+        Policy().check_train(experiment, phases_of(experiment), order, NAMES)
+    except RefusalError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize(
@@ -390,7 +394,7 @@ def real_node(load_tiny, tmp_path):
     def make(*overrides):
         experiment = load_tiny(*overrides)
         cut(experiment, [tmp_path])
-        node = own(experiment, tmp_path, partition=0, numbers=True)
+        node = own(experiment, tmp_path, partition_id=0, numbers=True)
         return node, {name: start.numpy().copy() for name, start in node.initial().items()}
 
     return make

@@ -61,15 +61,11 @@ def shards(load_tiny, tmp_path):
     return folders
 
 
-def own(experiment, folder, data=None, policy=None, **settings):
-    where = {
-        "state": folder / "state",
-        "data": data or folder / "data.csv",
-        "catalogue": folder / "catalogue.json",
-    }
-    return DeviceNode(
-        experiment, experiment.digest()[:16], **where, policy=Policy(**(policy or {})), **settings
-    )
+def own(experiment, folder, data=None, **settings):
+    settings = {name.replace("_", "-"): value for name, value in settings.items()}
+    settings |= {"private-dir": folder / "state", "catalogue": folder / "catalogue.json"}
+    settings["data"] = data or folder / "data.csv"
+    return DeviceNode(experiment, experiment.digest()[:16], settings)
 
 
 def certify(folder):
@@ -94,7 +90,7 @@ def assert_same(one, other, *names):
 def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards):
     experiment = load_tiny()
     for place, folder in enumerate(shards):
-        mine = own(experiment, folder, partition=place, **NUMBERED)
+        mine = own(experiment, folder, partition_id=place, **NUMBERED)
         simulated = Node(experiment, place, 2, None)
         assert_same(mine, simulated, "training", "evaluated")
         assert len(mine.training) > 5 and mine.work is None
@@ -147,7 +143,7 @@ def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny
     """Counts and products in training, and a taste from the device's own rows in evaluation."""
     experiment = load_tiny(*FOLD_IN)
     simulated = Node(experiment, 0, 2, None)
-    nodes = own(experiment, shards[0], partition=0, **NUMBERED), simulated
+    nodes = own(experiment, shards[0], partition_id=0, **NUMBERED), simulated
     arrays = {name: value.numpy() for name, value in simulated.initial().items()}
     for number, name in enumerate(("counts", "gram"), start=1):
         order = TrainOrder(number, simulated.training, step={"name": name, "low-rated": 0.3})
@@ -255,20 +251,20 @@ def test_a_part_that_is_none_is_refused(load_tiny, shards):
 def test_the_dataset_that_the_server_names_is_never_read(load_tiny, shards):
     elsewhere = load_tiny("dataset.name=table", "dataset.path=/etc/passwd")
     assert (
-        own(elsewhere, shards[0], partition=0, **NUMBERED).training.tolist()
-        == own(load_tiny(), shards[0], partition=0, **NUMBERED).training.tolist()
+        own(elsewhere, shards[0], partition_id=0, **NUMBERED).training.tolist()
+        == own(load_tiny(), shards[0], partition_id=0, **NUMBERED).training.tolist()
     )
 
 
 def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
-    node = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)
+    node = own(load_tiny(), shards[0], most_rounds=2, **NUMBERED)
     mine, foreign = node.training[:2], np.array([1, 10**6])
     order = TrainOrder(1, np.concatenate([mine, foreign]))
     assert node.accept(order).clients.tolist() == mine.tolist()
     assert (
         node.accept(replace(order, round=2, clients=mine[:1])).clients.tolist() == mine[:1].tolist()
     )
-    again = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)  # after a restart
+    again = own(load_tiny(), shards[0], most_rounds=2, **NUMBERED)  # after a restart
     assert again.accept(replace(order, round=3)).clients.tolist() == mine[1:].tolist()
     assert [rounds for rounds, _ in again.memory.spent().values()] == [2, 2]
 
@@ -278,9 +274,8 @@ def test_the_limits_of_a_shard_end_after_ten_runs_of_the_experiment(load_tiny, s
     experiment = load_tiny("rounds=2")
     cut(experiment, [shards[0]])
     table = tomllib.loads((shards[0] / "node.toml").read_text())
-    policy = Policy.of(table)
-    assert (policy.most_rounds, policy.most_evaluations) == (20, 40)
-    node = own(experiment, shards[0], policy=policy.model_dump(), partition=0, **NUMBERED)
+    node = own(experiment, shards[0], **table)
+    assert (node.policy.most_rounds, node.policy.most_evaluations) == (20, 40)
     took = []
     for run in range(12):
         node.run = f"{run:016x}"
@@ -340,7 +335,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
     experiment = load_tiny("engine.path=reference")
     for place, folder in enumerate(shards):
         simulated = Node(experiment, place, 2, None)
-        nodes = own(experiment, folder, partition=place, **NUMBERED), simulated
+        nodes = own(experiment, folder, partition_id=place, **NUMBERED), simulated
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
         assert assert_same_sums(nodes, theta, TrainOrder(3, simulated.training)) > 0
 
@@ -392,12 +387,12 @@ print([name for name in sys.modules if name.partition(".")[0] == "simulations"])
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
     with pytest.raises(RefusalError, match=r"does not send its own sum.*least-nodes = 3"):
-        own(load_tiny(), shards[0], policy={"least_nodes": 3})
+        own(load_tiny(), shards[0], least_nodes=3)
     secure = load_tiny("secure-aggregation=true")
     with pytest.raises(RefusalError, match=r"has no signing.key and signing.crt"):
         own(secure, shards[0])
     certify(shards[0])
-    assert own(secure, shards[0], policy={"least_nodes": 3}, join=shards[0]).least_nodes == 3
+    assert own(secure, shards[0], least_nodes=3, join=shards[0]).least_nodes == 3
     assert (
         own(secure, shards[0], join=shards[0]).least_nodes
         == own(load_tiny(), shards[1]).least_nodes
@@ -416,7 +411,7 @@ def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
 
 @pytest.mark.parametrize("name", ["²", "x", "", "-1", "1.5", str(2**62), "9" * 5000])
 def test_a_name_that_is_no_number_is_refused(name):
-    node = SimpleNamespace(named_by_number=True)
+    node = SimpleNamespace(policy=Policy(numbers=True))
     with pytest.raises(ClientError, match="not a number"):
         DeviceNode._numbers(node, ["7", name])
     assert DeviceNode._numbers(node, ["7", str(2**62 - 1)]).tolist() == [7, 2**62 - 1]

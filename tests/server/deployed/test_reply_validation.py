@@ -467,15 +467,10 @@ def folder(load_tiny, tmp_path):
 
 
 def device(experiment, folder):
-    return DeviceNode(
-        experiment,
-        experiment.digest()[:16],
-        state=folder / "state",
-        data=folder / "data.csv",
-        catalogue=folder / "catalogue.json",
-        partition=0,
-        numbers=True,
-    )
+    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
+    settings = {key: folder / file for key, file in files.items()}
+    settings |= {"partition-id": 0, "numbers": True}
+    return DeviceNode(experiment, experiment.digest()[:16], settings)
 
 
 def start(node):

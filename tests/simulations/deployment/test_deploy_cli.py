@@ -199,6 +199,8 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(shards, 
         ({"data": Path("none.csv")}, DataError, "the data file"),
         ({}, DataError, "the data file"),  # otherwise the server would choose one
         ({"settings": ["most-rounds=-1"]}, ExperimentError, r"node\.most-rounds"),
+        ({"settings": ["most-round=1"]}, ExperimentError, r"node\.most-round"),
+        ({"settings": ['plugins=a" data="b']}, ExperimentError, r"node\.plugins"),
         ({"join": Path(__file__).parent}, EngineError, "not a node's folder"),
         ({"mode": 0o644}, EngineError, "chmod 600"),
     ],
