@@ -115,11 +115,15 @@ class Roster:
         return np.sort(_joined(p.validated for p in self.presences if p.validated is not None))
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients by the node that hosts them: (node id, `int64 [clients]`), in node order,
-        without empty groups."""
-        hosts = self.indices_of(clients)
+        """Group clients, any integers, by the node that hosts them: (node id, `int64 [clients]`),
+        in node order, without empty groups and clients that no node hosts."""
+        ids, hosts = self._hosts
+        if not len(ids):
+            return
+        ranks = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
+        hosted = ids[ranks] == clients
         for index, node in enumerate(self.nodes):
-            group = clients[hosts == index]
+            group = clients[hosted & (hosts[ranks] == index)]
             if len(group):
                 yield node, group
 
@@ -142,15 +146,6 @@ class Roster:
             return None
         order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
         return np.concatenate(work)[order]
-
-    def indices_of(self, clients: np.ndarray) -> np.ndarray:
-        """Index in `nodes` of the node that hosts each client `int64 [n]`, -1 for none; ids may be
-        any integers."""
-        ids, hosts = self._hosts
-        if not len(ids):
-            return np.full(len(clients), -1)
-        ranks = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
-        return np.where(ids[ranks] == clients, hosts[ranks], -1)
 
     @cached_property
     def _hosts(self) -> tuple[np.ndarray, np.ndarray]:

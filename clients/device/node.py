@@ -181,10 +181,7 @@ class DeviceNode(Node):
                 got="a request for the items of clients, which are private",
                 fix="run the experiment as a simulation",
             )
-        if isinstance(order, TrainOrder):
-            self.policy.check_train(self.experiment, self.phases, order, arrays)
-        else:
-            self.policy.check_evaluate(self.experiment, order)
+        self.policy.check_order(self.experiment, self.phases, order, arrays)
         check_parameters(arrays, {name: tuple(v.shape) for name, v in self.fresh.items()})
 
     def accept(self, order: TrainOrder) -> TrainOrder:

@@ -173,14 +173,14 @@ class Policy(Config):
             self._check_noise(experiment, phase)
         return phases
 
-    def check_train(
+    def check_order(
         self,
         experiment: Experiment,
         phases: Sequence[Phase],
-        order: TrainOrder,
+        order: TrainOrder | EvaluateOrder,
         names: Iterable[str],
     ) -> None:
-        """Check that a training order matches the experiment.
+        """Check that an order matches the experiment.
 
         Args:
             experiment: an accepted experiment.
@@ -189,21 +189,25 @@ class Policy(Config):
             names: names of the parameters in the message.
 
         Raises:
-            RefusalError: its round, step, settings or protection differ.
+            RefusalError: its round, step, settings, protection or rows differ, or it requests sums
+                over the lists of this node's users, which would reveal their items.
         """
-        _check_same(_train_difference(experiment, phases, order, names))
-        ordered = order.protection
+        trains = isinstance(order, TrainOrder)
+        difference = (
+            _train_difference(experiment, phases, order, names)
+            if trains
+            else _evaluation_difference(experiment, order)
+        )
+        if difference is not None:
+            raise RefusalError(
+                "the order does not match the experiment",
+                expected="the experiment's rounds, steps, settings and protection",
+                got=difference,
+                fix="start a separate run for another experiment",
+            )
+        ordered = order.protection if trains else None
         if ordered is not None and ordered.noise_scale < self.least_noise * ordered.clip_norm:
             raise self._too_little()
-
-    def check_evaluate(self, experiment: Experiment, order: EvaluateOrder) -> None:
-        """Check that an evaluation order matches an accepted experiment.
-
-        Raises:
-            RefusalError: its round, step or rows differ, or it requests sums over the lists of this
-                node's users, which would reveal their items.
-        """
-        _check_same(_evaluation_difference(experiment, order))
 
     def _run_by_nodes(self, experiment: Experiment) -> Iterator[tuple[str, registry.Kind, Section]]:
         """Components of an experiment that a node runs: their key, kind and settings."""
@@ -325,22 +329,11 @@ def _package(path: str) -> str:
 # Differences between an order and the experiment, for which the order is refused.
 
 
-def _check_same(difference: str | None) -> None:
-    """Raise an error if an order differs from the experiment."""
-    if difference is not None:
-        raise RefusalError(
-            "the order does not match the experiment",
-            expected="the experiment's rounds, steps, settings and protection",
-            got=difference,
-            fix="start a separate run for another experiment",
-        )
-
-
 def _train_difference(
     experiment: Experiment, phases: Sequence[Phase], order: TrainOrder, names: Iterable[str]
 ) -> str | None:
     """Description of a difference between a training order and the experiment; None: there is none.
-    For the arguments see `Policy.check_train`. More noise than the experiment's is not a
+    For the arguments see `Policy.check_order`. More noise than the experiment's is not a
     difference."""
     if not 1 <= order.round <= experiment.rounds:
         return f"round: {order.round}"

@@ -436,8 +436,11 @@ def pack_table(
     )
 
 
-def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Unpack the clients `int64 [clients]` and columns `float64 [clients]` of a node's reply.
+def unpack_table(
+    content: RecordDict,
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Unpack the clients `int64 [clients]` and columns `float64 [clients]` of a node's reply, and
+    its sums over the clients.
 
     Raises:
         ValueError: they do not match, or two columns have the same name.
@@ -450,12 +453,7 @@ def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]
         raise ValueError(f"metrics {list(values.shape)} for {len(names)} names")
     if len(set(names)) < len(names):
         raise ValueError("duplicate column names")
-    return clients, dict(zip(names, values.T, strict=True))
-
-
-def unpack_sums(content: RecordDict) -> dict[str, np.ndarray]:
-    """Unpack the sums over a node's clients in its reply to an evaluation message."""
-    return strip_prefix(_SUM, writable_arrays(content))
+    return clients, dict(zip(names, values.T, strict=True)), strip_prefix(_SUM, arrays)
 
 
 _PRESENCE_ARRAYS = ("training", "evaluated", "work", "validated")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clients.device.own_data import read_own
 from clients.device.policy import Policy
-from fedrec.errors import DataError, EngineError, RunError
+from fedrec.errors import EngineError, RunError, missing_file
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
 from simulations.deployment.layout import CATALOGUE, DATA, check_path
@@ -113,13 +113,11 @@ class ClientPlan:
             DataError: see `check`.
         """
         if self.data is None or not self.data.is_file():
-            shown = self.join / "data.csv" if self.data is None else self.data
-            raise DataError(f"the data file {shown} is missing", fix="give --data FILE")
+            file = self.join / "data.csv" if self.data is None else self.data
+            raise missing_file("the data file", file, "give --data FILE")
         if not self.catalogue.is_file():
-            raise DataError(
-                f"{self.catalogue} is missing",
-                fix="ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it",
-            )
+            fix = "ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it"
+            raise missing_file("the catalogue", self.catalogue, fix)
         read_own(self.data, self.catalogue)
 
     def node_config(self) -> str:

@@ -65,15 +65,13 @@ def page(deployment: Deployment) -> str:
         key=lambda folder: folder.stat().st_mtime,
         reverse=True,
     )
-    processes = operator.process_rows(operator.states(deployment))
-    title, nodes = operator.node_rows(deployment, known)
     return rendered(
         "federation.html.j2",
         title=f"Federation {deployment.path.name}",
         stamp=datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         notes=notes,
-        processes=_table("processes of this machine", operator.PROCESS_HEADS, processes),
-        nodes=_table(title, operator.NODE_HEADS, nodes),
+        processes=operator.process_table(operator.states(deployment)),
+        nodes=operator.node_table(deployment, known),
         runs=[run_part(folder) for folder in folders[:_RUNS]],
     )
 
@@ -125,10 +123,6 @@ def _rounds(rounds: pd.DataFrame) -> PageTable | None:
         for row in rounds.tail(_ROUNDS).iloc[::-1].to_dict("records")
     )
     return PageTable("Newest rounds", ("round", *names), rows)
-
-
-def _table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> PageTable:
-    return PageTable(title, heads, tuple(Row(name, tuple(cells)) for name, *cells in rows))
 
 
 log = logging.getLogger("fedrec")

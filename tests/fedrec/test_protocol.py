@@ -128,7 +128,7 @@ def test_evaluation_order(clients):
 
 def test_table_keeps_clients_columns_and_missing_values():
     columns = {"hits@5": np.array([0.5, np.nan]), "rows": np.array([3, 4])}
-    clients, found = unpack_table(sent(pack_table(np.array([9, 2]), columns)))
+    clients, found, _ = unpack_table(sent(pack_table(np.array([9, 2]), columns)))
     assert clients.tolist() == [9, 2] and list(found) == list(columns)
     same({name: values.astype(float) for name, values in columns.items()}, found)
 

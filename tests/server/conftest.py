@@ -33,6 +33,7 @@ from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut
 from simulations.engines.grid import FIRST_NODE_ID, contexts_of
 from simulations.engines.serial import SerialGrid
+from tests.clients.device.test_device_node import files_of
 
 STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 
@@ -88,10 +89,8 @@ class UnreliableGrid(SerialGrid):
 
 def settings_of(folder):
     """Node configuration of a real node."""
-    files = {"data": folder / "data.csv", "catalogue": folder / "catalogue.json", "join": folder}
-    own = {"private-dir": folder / "state", **files}
-    place = int(folder.name.removeprefix("node-"))
-    return {"partition-id": place, "numbers": True, **{k: str(v) for k, v in own.items()}}
+    files = {key: str(file) for key, file in (files_of(folder) | {"join": folder}).items()}
+    return {"partition-id": int(folder.name.removeprefix("node-")), "numbers": True, **files}
 
 
 def certified(experiment, output, nodes):

@@ -63,7 +63,7 @@ def refused(experiment, phase, protection):
     number = experiment.rounds if phase.last is None else phase.last
     order = TrainOrder(number, np.arange(3), step=dict(phase.step), protection=protection)
     try:
-        Policy().check_train(experiment, phases_of(experiment), order, NAMES)
+        Policy().check_order(experiment, phases_of(experiment), order, NAMES)
     except RefusalError:
         return True
     return False

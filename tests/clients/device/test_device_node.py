@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from clients.app import app, node_of
-from clients.device.node import DeviceNode, own_node
+from clients.device.node import DeviceNode
 from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients
@@ -61,11 +61,17 @@ def shards(load_tiny, tmp_path):
     return folders
 
 
+def files_of(folder):
+    """Files in the settings of a node."""
+    names = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
+    return {key: folder / name for key, name in names.items()}
+
+
 def own(experiment, folder, data=None, **settings):
+    """A node with its own data, and settings of its owner."""
     settings = {name.replace("_", "-"): value for name, value in settings.items()}
-    settings |= {"private-dir": folder / "state", "catalogue": folder / "catalogue.json"}
-    settings["data"] = data or folder / "data.csv"
-    return DeviceNode(experiment, experiment.digest()[:16], settings)
+    files = files_of(folder) | ({} if data is None else {"data": data})
+    return DeviceNode(experiment, experiment.digest()[:16], files | settings)
 
 
 def certify(folder):
@@ -302,10 +308,9 @@ def arrived(answer):
 
 def context_of(experiment, folder):
     """The context of a node, as Flower makes it."""
-    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
-    config = {key: str(folder / name) for key, name in files.items()}
     run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
-    return Context(1, 2, {**config, **NUMBERED, "partition-id": 0}, RecordDict(), run)
+    settings = {name: str(file) for name, file in files_of(folder).items()}
+    return Context(1, 2, {**settings, **NUMBERED, "partition-id": 0}, RecordDict(), run)
 
 
 def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
@@ -393,20 +398,8 @@ def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
         own(secure, shards[0])
     certify(shards[0])
     assert own(secure, shards[0], least_nodes=3, join=shards[0]).least_nodes == 3
-    assert (
-        own(secure, shards[0], join=shards[0]).least_nodes
-        == own(load_tiny(), shards[1]).least_nodes
-        == 0
-    )
-    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
-    settings = (
-        *((key, str(shards[0] / file)) for key, file in files.items()),
-        ("least-nodes", 3),
-        ("join", str(shards[0])),
-    )
-    assert own_node(secure.model_dump_json(), "1" * 16, settings).least_nodes == 3
-    with pytest.raises(RefusalError, match="does not send its own sum"):
-        own_node(load_tiny().model_dump_json(), "2" * 16, settings)
+    bare = own(secure, shards[0], join=shards[0]), own(load_tiny(), shards[1])
+    assert [node.least_nodes for node in bare] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["²", "x", "", "-1", "1.5", str(2**62), "9" * 5000])

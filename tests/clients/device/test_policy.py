@@ -38,6 +38,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from simulations.deployment.shards import cut
+from tests.clients.device.test_device_node import files_of
 
 pytestmark = pytest.mark.usefixtures("identity")
 RUN = "0123456789abcdef"
@@ -55,12 +56,8 @@ class Victim:
     def __init__(self, folder, experiment, **settings):
         self.folder = folder
         cut(experiment, [folder])
-        table = {
-            "data": str(folder / "data.csv"),
-            "catalogue": str(folder / "catalogue.json"),
-            "numbers": True,
-        }
-        self.config = {**table, "private-dir": str(folder / "state"), "partition-id": 0, **settings}
+        files = {key: str(file) for key, file in files_of(folder).items()}
+        self.config = {**files, "numbers": True, "partition-id": 0, **settings}
         self.settings = experiment.table()
 
     def context(self, changes=None, **run):

@@ -3,6 +3,7 @@
 
 from collections import deque
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,6 @@ import pandas as pd
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from clients.device.node import DeviceNode
 from clients.node import Node
 from clients.round import train_clients
 from fedrec.errors import RefusalError
@@ -49,6 +49,7 @@ from server.deployed.validation import (
 from server.evaluation import Evaluator
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut
+from tests.clients.device.test_device_node import own
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -455,7 +456,6 @@ COMPRESSIONS = {
     "top-k": TOP_K,
 }
 MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"
-EXAMPLES = "strategy={name='fedavg', weighting='examples'}"
 
 
 @pytest.fixture
@@ -467,10 +467,7 @@ def folder(load_tiny, tmp_path):
 
 
 def device(experiment, folder):
-    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
-    settings = {key: folder / file for key, file in files.items()}
-    settings |= {"partition-id": 0, "numbers": True}
-    return DeviceNode(experiment, experiment.digest()[:16], settings)
+    return own(experiment, folder, partition_id=0, numbers=True)
 
 
 def start(node):
@@ -500,36 +497,29 @@ def assert_equal_sums(found, expected, theta):
         assert getattr(found, name) == getattr(expected, name)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(
+    ("compression", "weighting", "clients"),
+    [*product(COMPRESSIONS, ["uniform", "examples"], [1]), ("top-k", "examples", 3)],
+)
 def test_the_server_adds_up_what_a_simulated_node_does(
-    load_tiny, folder, tmp_path, compression, weighting
+    load_tiny, folder, tmp_path, compression, weighting, clients
 ):
+    """A node of several clients sends the update of each, if that is shorter than the sum."""
     experiment = load_tiny(COMPRESSIONS[compression], *MF)
     mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
     theta = start(simulated)
-    order = TrainOrder(1, simulated.training[3:4], weighting)
+    order = TrainOrder(1, simulated.training[3 : 3 + clients], weighting)
     expected = train_clients(simulated, theta, order)
-    found, message = received(experiment, order, train_clients(mine, theta, order), theta)
+    reply = train_clients(mine, theta, order)
+    shares = {one.share for one in reply.updates}
+    assert len(reply.updates) == clients and (len(shares) > 1) == (clients > 1)
+    found, message = received(experiment, order, reply, theta)
     assert expected.updates is None and found is not None
     assert_equal_sums(found, expected, theta)
     # the only count: bytes of the arrays in the message
     assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
     whole = sum(value.nbytes for name, value in theta.items() if not name.startswith("user"))
-    assert 0 < found.sent < whole
-
-
-def test_a_node_of_several_clients_sends_the_update_of_each(load_tiny, folder, tmp_path):
-    experiment = load_tiny(TOP_K, EXAMPLES, *MF)
-    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
-    theta = start(simulated)
-    order = TrainOrder(1, simulated.training[:3], "examples")
-    expected = train_clients(simulated, theta, order)
-    reply = train_clients(mine, theta, order)
-    assert len(reply.updates) == 3 and len({one.share for one in reply.updates}) > 1
-    found, message = received(experiment, order, reply, theta)
-    assert_equal_sums(found, expected, theta)
-    assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
+    assert 0 < found.sent < clients * whole
 
 
 def test_what_is_left_out_survives_a_restart_of_the_node(load_tiny, folder, tmp_path):
