@@ -27,7 +27,8 @@ from clients.round import train_clients
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import symmetric_of
 from fedrec.experiment.tables import SecureAggregationConfig
-from fedrec.protocol.orders import (
+from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.secure import (
     COUNT_BYTES,
     KEY_BYTES,
     SEALED_BYTES,
@@ -37,8 +38,6 @@ from fedrec.protocol.orders import (
     MaskOrder,
     ShareOrder,
     ShareReply,
-    TrainOrder,
-    TrainSum,
     UnmaskOrder,
     UnmaskReply,
     counts_in,

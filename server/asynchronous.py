@@ -33,7 +33,8 @@ from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import AsynchronousConfig
-from fedrec.protocol.messages import ARRAYS, CONFIG, pack_sum, unpack_sum, unpack_train_order
+from fedrec.protocol.messages import ARRAYS, CONFIG, pack_sum, unpack_order, unpack_sum
+from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix
@@ -256,7 +257,7 @@ class AsynchronousFederation(Federation):
         sent = []
         number = 0
         for message in messages:
-            order = unpack_train_order(message.content)
+            order = unpack_order(TrainOrder, message.content)
             number = order.round
             version = timeline.version_of(int(order.clients[0]))  # type: ignore[index]
             if version < number - 1:

@@ -17,7 +17,7 @@ from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.protocol.messages import pack_evaluate, unpack_table
+from fedrec.protocol.messages import pack_order, unpack_table
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from server.deployed.validation import evaluated, of_usual_size
@@ -147,7 +147,7 @@ class Evaluator:
         replies = self.federation.ask(
             [
                 Message(
-                    pack_evaluate(parameters, replace(order, clients=groups[node])),
+                    pack_order(replace(order, clients=groups[node]), parameters),
                     node,
                     MessageType.EVALUATE,
                 )

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.tables import EngineConfig
 from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.messages import ITEMS, pack_item_query, read_arrays
+from fedrec.protocol.messages import ITEMS, pack_order, read_arrays
 from fedrec.protocol.orders import ItemQuery, Purpose
 from fedrec.runtime.files import MOST_JSON, parse_json
 from server.checkpoint import RunExtension
@@ -233,7 +233,7 @@ def request_items(
         ClientError: too many nodes failed.
     """
     messages = [
-        Message(pack_item_query(ItemQuery(round_number, clients, purpose, step)), node, ITEMS)
+        Message(pack_order(ItemQuery(round_number, clients, purpose, step)), node, ITEMS)
         for node, clients in groups.items()
     ]
     replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []

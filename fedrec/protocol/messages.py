@@ -12,7 +12,6 @@ whose server generates the parameters of each client asks first which items' row
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,16 +29,13 @@ from fedrec.protocol.orders import (
     EvaluateOrder,
     HeldOutPart,
     ItemQuery,
-    MaskOrder,
     Presence,
     SentUpdate,
-    ShareOrder,
     TrainEach,
     TrainOrder,
     TrainSum,
-    UnmaskOrder,
-    Words,
 )
+from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
 from fedrec.protocol.updates import Change, SparseUpdate, network_bytes
 from fedrec.runtime.files import MOST_TEXT, parse_json
@@ -244,46 +240,43 @@ def check_settings(kind: str, content: RecordDict) -> None:
         )
 
 
-def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
-    """Pack a training message; `arrays` is shared between the messages of a round, not copied."""
-    masking = {} if order.secure is None else _written(order.secure)
-    config = ConfigRecord({**_written(order), **add_prefix({_SECURE: masking})})
-    return RecordDict({ARRAYS: arrays, CONFIG: config})
+def pack_order(order: object, arrays: ArrayRecord | None = None) -> RecordDict:
+    """Pack an order, or a reply of secure aggregation.
+
+    Args:
+        order: the order.
+        arrays: parameters beside it; shared between the messages of a round, not copied.
+    """
+    masking = getattr(order, "secure", None)
+    written = add_prefix({_SECURE: {} if masking is None else _written(masking)})
+    config = ConfigRecord({**_written(order), **written})
+    return RecordDict({CONFIG: config} if arrays is None else {ARRAYS: arrays, CONFIG: config})
 
 
-def _refuses_malformed(
-    unpack: Callable[[RecordDict], AnyOrder],
-) -> Callable[[RecordDict], AnyOrder]:
-    """Decorator for functions that unpack an order: errors become refusals that quote the order
-    only."""
+def unpack_order(kind: type[AnyOrder], content: RecordDict) -> AnyOrder:
+    """Unpack an order of fedrec's or any Flower strategy, without the parameters beside it.
 
-    @functools.wraps(unpack)
-    def unpacked(content: RecordDict) -> AnyOrder:
-        try:
-            return unpack(content)
-        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-            got = f"{type(error).__name__}: {error}"[:300]
-            raise RefusalError(
-                "the order cannot be decoded",
-                got=got,
-                fix="run the same version of fedrec on server and node",
-            ) from None
+    Args:
+        kind: its type.
+        content: the content of the message.
 
-    return unpacked
-
-
-@_refuses_malformed
-def unpack_train_order(content: RecordDict) -> TrainOrder:
-    """Unpack the order of a training message of fedrec's or any Flower strategy, without its
-    parameters."""
+    Raises:
+        RefusalError: it is malformed; the error quotes the order only.
+    """
     config = _config_of(content)
-    masking = strip_prefix(_SECURE, config)
-    return _read(
-        TrainOrder,
-        config,
-        overrides={key: float(config[key]) for key in OVERRIDES if key in config},  # type: ignore
-        secure=_read(MaskOrder, masking) if masking else None,
-    )
+    others: dict[str, Any] = {}
+    try:
+        if kind is TrainOrder:
+            masking = strip_prefix(_SECURE, config)
+            others["secure"] = _read(MaskOrder, masking) if masking else None
+            others["overrides"] = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
+        return _read(kind, config, **others)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise RefusalError(
+            "the order cannot be decoded",
+            got=f"{type(error).__name__}: {error}"[:300],
+            fix="run the same version of fedrec on server and node",
+        ) from None
 
 
 _SUM_METRICS: Mapping[str, tuple[str, type[int] | type[float]]] = {
@@ -381,17 +374,6 @@ def unpack_each(content: RecordDict) -> TrainEach:
     return TrainEach(ClientArrays.read(arrays), arrays["examples"], arrays["losses"])
 
 
-def pack_item_query(order: ItemQuery) -> RecordDict:
-    """Pack a request for the items whose rows clients need."""
-    return RecordDict({CONFIG: ConfigRecord(_written(order))})
-
-
-@_refuses_malformed
-def unpack_item_query(content: RecordDict) -> ItemQuery:
-    """Unpack the request packed by `pack_item_query`."""
-    return _read(ItemQuery, _config_of(content))
-
-
 def pack_standard(
     arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str, float | int]
 ) -> RecordDict:
@@ -401,17 +383,6 @@ def pack_standard(
     if arrays is not None:
         records[ARRAYS] = to_record(arrays)
     return RecordDict(records)
-
-
-def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
-    """Pack an evaluation message."""
-    return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(_written(order))})
-
-
-@_refuses_malformed
-def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
-    """Unpack parameters and order of an evaluation message of fedrec's or any Flower strategy."""
-    return writable_arrays(content), _read(EvaluateOrder, _config_of(content))
 
 
 def pack_table(
@@ -530,13 +501,8 @@ def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
     return masked
 
 
-def pack_words(words: Words) -> RecordDict:
-    """Pack an order or a reply of secure aggregation."""
-    return RecordDict({CONFIG: ConfigRecord(_written(words))})
-
-
 def unpack_words(kind: type[AnyWords], content: RecordDict, **lengths: int) -> AnyWords:
-    """Unpack the result of `pack_words`, which is untrusted input.
+    """Unpack the result of `pack_order`, from a node, which is untrusted input.
 
     Args:
         kind: its type.

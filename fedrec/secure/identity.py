@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from fedrec.protocol.orders import listed, unlisted
+from fedrec.protocol.secure import listed, unlisted
 
 KEY = "signing.key"
 CERTIFICATE = "signing.crt"

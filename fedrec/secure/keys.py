@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedrec.protocol.orders import KEY_BYTES, NONCE_BYTES, SEED_BYTES, listed
+from fedrec.protocol.secure import KEY_BYTES, NONCE_BYTES, SEED_BYTES, listed
 
 _NONCE = bytes(16)  # every key is used for one keystream
 

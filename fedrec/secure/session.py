@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedrec.protocol.orders import (
+from fedrec.protocol.secure import (
     KEY_BYTES,
     SEALED_BYTES,
     SEED_BYTES,

@@ -19,7 +19,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.messages import unpack_train_order
+from fedrec.protocol.messages import unpack_order
+from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.process import Backoff
@@ -147,7 +148,7 @@ def _check_registered(experiment: Experiment, grid: DeployedGrid) -> None:
 
 def _clients_in(message: Message) -> int:
     """Number of clients in a training order; an order for all clients of a node counts as one."""
-    clients = unpack_train_order(message.content).clients
+    clients = unpack_order(TrainOrder, message.content).clients
     return 1 if clients is None else len(clients)
 
 

@@ -32,8 +32,8 @@ from fedrec.protocol.messages import (
     pack_sum,
     read_arrays,
     unpack_each,
+    unpack_order,
     unpack_sum,
-    unpack_train_order,
 )
 from fedrec.protocol.orders import SentUpdate, TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.updates import (
@@ -133,7 +133,8 @@ class ReplyValidator:
             theta: the parameters of the round.
         """
         orders = {
-            message.metadata.dst_node_id: unpack_train_order(message.content) for message in sent
+            message.metadata.dst_node_id: unpack_order(TrainOrder, message.content)
+            for message in sent
         }
         good: dict[int, _Answer] = {}
         for reply in replies:

@@ -44,20 +44,19 @@ from fedrec.protocol.messages import (
     SECURE_CHANNEL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    pack_order,
     pack_sum,
-    pack_train,
-    pack_words,
     unpack_masked,
-    unpack_train_order,
+    unpack_order,
     unpack_words,
 )
-from fedrec.protocol.orders import (
+from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.secure import (
     KEY_BYTES,
     SEALED_BYTES,
     SEED_BYTES,
     ChannelReply,
     ShareReply,
-    TrainSum,
     UnmaskReply,
 )
 from fedrec.protocol.serialization import zero_copy_arrays
@@ -152,7 +151,7 @@ class SecureSums:
         ]
 
     def _summed(self, content: RecordDict) -> TrainSum:
-        order = unpack_train_order(content)
+        order = unpack_order(TrainOrder, content)
         if order.clients is None or order.each:
             raise ExperimentError(
                 "a training order requests more than a sum of updates",
@@ -181,7 +180,7 @@ class SecureSums:
         )
         heard += self._deal(session, nodes)
         orders = {
-            rank: pack_train(record, replace(order, clients=groups[nodes[rank]], secure=masking))
+            rank: pack_order(replace(order, clients=groups[nodes[rank]], secure=masking), record)
             for rank, masking in session.mask_orders().items()
         }
         numbers = vector.length(shapes)
@@ -235,7 +234,7 @@ class SecureSums:
 
     def _deal(self, session: Session, nodes: Sequence[int]) -> list[Message]:
         """Run the first exchange of a session; returns the errors among the replies."""
-        orders = {rank: pack_words(order) for rank, order in session.share_orders().items()}
+        orders = {rank: pack_order(order) for rank, order in session.share_orders().items()}
         lengths = {"mask_key": KEY_BYTES, "commitment": KEY_BYTES}
         lengths["sealed"] = session.nodes * SEALED_BYTES
         read = partial(unpack_words, ShareReply, **lengths)
@@ -250,7 +249,7 @@ class SecureSums:
         self, session: Session, nodes: Sequence[int], masked: Mapping[int, np.ndarray]
     ) -> np.ndarray | None:
         """Run the third exchange of a session, and return the sum; None if it fails."""
-        orders = {rank: pack_words(order) for rank, order in session.unmask_orders(masked).items()}
+        orders = {rank: pack_order(order) for rank, order in session.unmask_orders(masked).items()}
         read = partial(unpack_words, UnmaskReply, shares=session.nodes * SEED_BYTES)
         answers, replies = self._ask(nodes, orders, SECURE_UNMASK, read)
         for reply in replies:

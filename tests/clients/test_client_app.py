@@ -30,8 +30,7 @@ from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
-    pack_evaluate,
-    pack_train,
+    pack_order,
     read_arrays,
     unpack_presence,
     unpack_sum,
@@ -124,7 +123,7 @@ def test_initial_parameters_are_those_of_the_experiments_seed(ask, theta):
 
 def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
     clients = ask.node.training[:3]
-    reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients))))
+    reply = unpack_sum(ask(pack_order(TrainOrder(1, clients), to_record(theta))))
     expected = updates(ask.node, theta)[:3]
     assert reply.clients == 3
     assert reply.weight == 3
@@ -166,7 +165,7 @@ def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
 def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
     table = {"name": "sgd", "epochs": 0}
     clients = ask.node.training
-    reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients, "uniform", table))))
+    reply = unpack_sum(ask(pack_order(TrainOrder(1, clients, "uniform", table), to_record(theta))))
     assert not any(dense_change(c, theta[name]).any() for name, c in reply.total.items())
     assert reply.losses == 0
 
@@ -174,7 +173,7 @@ def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
 def test_named_clients_are_evaluated_one_row_each(ask, theta):
     clients = ask.node.evaluated[::-1]
     order = EvaluateOrder(1, clients, None)
-    table = Evaluated(*unpack_table(ask(pack_evaluate(to_record(theta), order), "evaluate"))).table
+    table = Evaluated(*unpack_table(ask(pack_order(order, to_record(theta)), "evaluate"))).table
     assert table.index.tolist() == sorted(clients.tolist())
     assert {"hits@5", "discounted-hits@5", "mrr", "group:active", "group:inactive"} <= set(
         table.columns
@@ -185,7 +184,7 @@ def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
     content = ask(order(theta), "evaluate")
     (metrics,) = content.metric_records.values()
     everyone = EvaluateOrder(1, ask.node.evaluated, None)
-    reply = ask(pack_evaluate(to_record(theta), everyone), "evaluate")
+    reply = ask(pack_order(everyone, to_record(theta)), "evaluate")
     table = Evaluated(*unpack_table(reply)).table
     assert metrics["num-examples"] == len(table) == len(ask.node.evaluated)
     assert not content.array_records

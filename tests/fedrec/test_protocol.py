@@ -13,18 +13,16 @@ from fedrec.protocol import messages
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
     pack_arrays,
-    pack_evaluate,
+    pack_order,
     pack_presence,
     pack_standard,
     pack_sum,
     pack_table,
-    pack_train,
     read_arrays,
-    unpack_evaluate,
+    unpack_order,
     unpack_presence,
     unpack_sum,
     unpack_table,
-    unpack_train_order,
     writable_arrays,
 )
 from fedrec.protocol.orders import EvaluateOrder, Presence, TrainOrder, TrainSum
@@ -98,9 +96,9 @@ def test_arrays_keep_bits_types_shapes_and_order_in_copies_that_may_be_written()
 )
 def test_training_order(clients, step):
     arrays = to_record(ARRAYS)
-    content = pack_train(arrays, TrainOrder(5, clients, "examples", step))
+    content = pack_order(TrainOrder(5, clients, "examples", step), arrays)
     assert content[messages.ARRAYS] is arrays  # shared between messages, not copied
-    found, order = writable_arrays(sent(content)), unpack_train_order(sent(content))
+    found, order = writable_arrays(sent(content)), unpack_order(TrainOrder, sent(content))
     same(ARRAYS, found)
     assert (order.round, order.weighting, order.step, order.overrides) == (5, "examples", step, {})
     if clients is None:
@@ -119,9 +117,9 @@ def test_sum():
 @pytest.mark.parametrize("clients", [None, np.array([4, 1])])
 def test_evaluation_order(clients):
     step = {"name": "sgd", "epochs": 0}
-    content = pack_evaluate(to_record(ARRAYS), EvaluateOrder(7, clients, step))
-    found, order = unpack_evaluate(sent(content))
-    same(ARRAYS, found)
+    content = pack_order(EvaluateOrder(7, clients, step), to_record(ARRAYS))
+    same(ARRAYS, writable_arrays(sent(content)))
+    order = unpack_order(EvaluateOrder, sent(content))
     assert order.round == 7 and order.step == step
     assert order.clients is None if clients is None else order.clients.tolist() == [4, 1]
 
@@ -176,13 +174,13 @@ class _TwoNodes:
 def test_orders_of_flowers_own_strategies(identity, strategy, overrides):
     messages = list(strategy.configure_train(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes()))
     assert len(messages) == 2 and all(isinstance(message, Message) for message in messages)
-    found, order = writable_arrays(messages[0].content), unpack_train_order(messages[0].content)
-    same(ARRAYS, found)
+    same(ARRAYS, writable_arrays(messages[0].content))
+    order = unpack_order(TrainOrder, messages[0].content)
     assert (order.round, order.clients, order.step) == (4, None, None)
     assert order.overrides == overrides
     (message, _) = strategy.configure_evaluate(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes())
-    found, asked = unpack_evaluate(message.content)
-    same(ARRAYS, found)
+    same(ARRAYS, writable_arrays(message.content))
+    asked = unpack_order(EvaluateOrder, message.content)
     assert asked.round == 4 and asked.clients is None and asked.step is None
 
 

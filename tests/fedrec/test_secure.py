@@ -14,7 +14,8 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import SEALED_BYTES, TrainSum
+from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.secure import SEALED_BYTES
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.secure import keys, vector
 from fedrec.secure.vector import SentShape, bits_for, from_fixed_point, limit, to_fixed_point

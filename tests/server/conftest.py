@@ -14,14 +14,12 @@ from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,
     SECURE_UNMASK,
-    pack_train,
+    pack_order,
     read_arrays,
     unpack_sum,
 )
-from fedrec.protocol.orders import (
-    TrainOrder,
-    UnmaskOrder,
-)
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.secure import UnmaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
@@ -132,7 +130,7 @@ class Federation:
         return TrainOrder(1, self.roster.training, weighting, step, protection=protection)
 
     def secure(self, order=None):
-        content = pack_train(to_record(self.theta), order or self.order())
+        content = pack_order(order or self.order(), to_record(self.theta))
         (reply,) = self.sums.send_and_receive([Message(content, FEDERATION, "train")])
         assert reply.metadata.src_node_id == FEDERATION
         return unpack_sum(reply.content)
@@ -143,7 +141,7 @@ class Federation:
         for place in places:
             node = FIRST_NODE_ID + place
             own = replace(order or self.order(), clients=self.groups[node])
-            content = pack_train(to_record(self.theta), own)
+            content = pack_order(own, to_record(self.theta))
             (reply,) = self.plain.send_and_receive([Message(content, node, "train")])
             found.append(unpack_sum(reply.content))
         return found

@@ -15,7 +15,7 @@ from fedrec.experiment.loading import load
 from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
-    pack_train,
+    pack_order,
     read_arrays,
 )
 from fedrec.protocol.orders import TrainOrder
@@ -61,7 +61,7 @@ def theta(grid, run):
 
 def training(theta, node, clients, step=None):
     order = TrainOrder(1, np.array(clients, dtype=np.int64), step=step)
-    return Message(pack_train(theta, order), node, "train")
+    return Message(pack_order(order, theta), node, "train")
 
 
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):

@@ -34,9 +34,7 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     INITIAL,
     ITEMS,
-    pack_evaluate,
-    pack_item_query,
-    pack_train,
+    pack_order,
     read_arrays,
     unpack_sum,
     unpack_table,
@@ -322,12 +320,12 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
     assert node.private.file == shards[0] / "state" / "private" / "00ff00ff00ff00ff.sqlite"
     everybody = Population.of(experiment).evaluated_clients("test")
     order = EvaluateOrder(1, everybody)
-    asked = Message(pack_evaluate(to_record(theta), order), 2, "evaluate")
+    asked = Message(pack_order(order, to_record(theta)), 2, "evaluate")
     table = Evaluated(*unpack_table(arrived(app(asked, context)))).table
     assert table.index.tolist() == node.evaluated.tolist() and len(table) < len(everybody)
     assert not [column for column in table if column.startswith(GROUP)]
     order = TrainOrder(1, np.arange(24))
-    answer = app(Message(pack_train(to_record(theta), order), 2, "train"), context).content
+    answer = app(Message(pack_order(order, to_record(theta)), 2, "train"), context).content
     assert all(
         type(a).__name__ == "Array"
         for record in answer.array_records.values()
@@ -349,7 +347,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 def test_no_server_learns_which_items_a_client_has(load_tiny, shards, identity, purpose):
     order = ItemQuery(1, np.array([0, 2]), purpose, {"name": "sgd"})
     with pytest.raises(RefusalError, match="not available on real clients"):
-        app(Message(pack_item_query(order), 2, ITEMS), context_of(load_tiny(), shards[0]))
+        app(Message(pack_order(order), 2, ITEMS), context_of(load_tiny(), shards[0]))
 
 
 def test_memory_survives_and_keeps_runs_apart(tmp_path):

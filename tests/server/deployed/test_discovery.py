@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
-from fedrec.protocol.messages import pack_arrays, pack_presence, pack_sum, pack_train
+from fedrec.protocol.messages import pack_arrays, pack_order, pack_presence, pack_sum
 from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
@@ -412,7 +412,7 @@ def a_round(federation, number=1, clients=1):
     nodes = federation.grid.get_node_ids()
     orders = [TrainOrder(number, np.arange(clients) + clients * node, "uniform") for node in nodes]
     messages = [
-        Message(pack_train(to_record(THETA), order), node, "train")
+        Message(pack_order(order, to_record(THETA)), node, "train")
         for node, order in zip(nodes, orders, strict=True)
     ]
     _, replies = federation._exchange(messages)
@@ -549,7 +549,7 @@ def test_one_message_per_client_is_refused_before_anything_is_sent():
     """Of a node's replies only one is accepted, so all others would be lost."""
     orders = [TrainOrder(1, np.array([client]), "uniform", {"name": "sgd"}) for client in range(4)]
     messages = [
-        Message(pack_train(to_record(THETA), order), 7 + number // 3, "train")
+        Message(pack_order(order, to_record(THETA)), 7 + number // 3, "train")
         for number, order in enumerate(orders)
     ]
     federation = object.__new__(DeployedFederation)  # without a grid: nothing can be sent

@@ -20,9 +20,9 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
     pack_each,
+    pack_order,
     pack_sum,
     pack_table,
-    pack_train,
     read_arrays,
     unpack_each,
     unpack_sum,
@@ -59,7 +59,7 @@ THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.floa
 def asked(*nodes, clients=(1, 2), step="sgd", **order):
     if clients is not None:
         order = TrainOrder(1, np.array(clients), step={"name": step}, **order)
-        return [Message(pack_train(to_record(THETA), order), node, "train") for node in nodes]
+        return [Message(pack_order(order, to_record(THETA)), node, "train") for node in nodes]
     config = ConfigRecord({"server-round": 1})  # as Flower's strategies
     content = RecordDict({"arrays": to_record(THETA), "config": config})
     return [Message(content, node, "train") for node in nodes]
@@ -391,7 +391,7 @@ def each_through(replies, asked):
     theta, orders = to_record(EACH_VALIDATION_THETA), {}
     for node, clients in asked.items():
         order = TrainOrder(1, np.array(clients), each=True)
-        orders[node] = Message(pack_train(theta, order), node, "train")
+        orders[node] = Message(pack_order(order, theta), node, "train")
     sent = [Message(pack_each(replies[node]), reply_to=order) for node, order in orders.items()]
     good = ReplyValidator().trained(list(orders.values()), sent, EACH_VALIDATION_THETA)
     return {one.metadata.src_node_id: unpack_each(one.content) for one in good}
@@ -476,7 +476,7 @@ def start(node):
 
 def delivered(order, reply, theta):
     """What the server reads of a node's reply, and the message as it leaves the node."""
-    asked = Message(pack_train(to_record(theta), order), 7, "train")
+    asked = Message(pack_order(order, to_record(theta)), 7, "train")
     answer = Message(pack_sum(reply), reply_to=asked)
     message = for_the_network(answer.content)["arrays"]["#packed"].data
     from_the_network(answer.content)

@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,12 @@ def test_init_makes_keys_that_only_the_owner_reads(made):
 def test_init_refuses_a_folder_with_something_in_it(made):
     done = CliRunner().invoke(app, ["deploy", "init", str(made.path)])
     assert isinstance(done.exception, RunError) and "not empty" in str(done.exception)
+
+
+def test_the_gateway_and_the_commands_start_without_pytorch():
+    """It would take seconds of each command, and a quarter of a gibibyte of the gateway."""
+    code = "import sys, simulations.cli.deploy; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_another_folder_is_no_deployment(tmp_path):
