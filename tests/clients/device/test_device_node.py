@@ -27,7 +27,7 @@ from clients.participation import Limits, Participation
 from clients.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
-from fedrec.errors import ClientError, DataError, RefusalError
+from fedrec.errors import ClientError, DataError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import GROUP, Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.protection import Protection
@@ -261,6 +261,8 @@ def test_the_dataset_that_the_server_names_is_never_read(load_tiny, shards):
 
 
 def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
+    with pytest.raises(ExperimentError, match=r"unknown key 'node\.most-round'"):
+        own(load_tiny(), shards[0], most_round=2, **NUMBERED)
     node = own(load_tiny(), shards[0], most_rounds=2, **NUMBERED)
     mine, foreign = node.training[:2], np.array([1, 10**6])
     order = TrainOrder(1, np.concatenate([mine, foreign]))
