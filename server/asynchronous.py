@@ -39,12 +39,7 @@ from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix
 from server.cohort import SampledCohorts
-from server.devices import (
-    SECONDS,
-    Timeline,
-    check_named_clients,
-    time_needed,
-)
+from server.devices import SECONDS, Timeline, check_named_clients, time_needed
 from server.federation import Federation
 from strategies.base import more_than_sums
 

@@ -14,12 +14,7 @@ from fedrec.config import did_you_mean
 from fedrec.errors import RunError
 from fedrec.runtime.files import require_new_folder, write_atomically
 from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
-from simulations.deployment.layout import (
-    REVOKED_KEY,
-    Deployment,
-    DeploymentConfig,
-    check_path,
-)
+from simulations.deployment.layout import REVOKED_KEY, Deployment, DeploymentConfig, check_path
 from simulations.deployment.pki import (
     Authority,
     Issued,

@@ -39,13 +39,7 @@ from fedrec.protocol.serialization import for_the_network, from_the_network, ope
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
 from server.cohort import Roster
-from server.deployed.validation import (
-    LARGER,
-    ReplyValidator,
-    evaluated,
-    norm_bounds,
-    of_usual_size,
-)
+from server.deployed.validation import LARGER, ReplyValidator, evaluated, norm_bounds, of_usual_size
 from server.evaluation import Evaluator
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut

@@ -24,12 +24,7 @@ from simulations.cli import app
 from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
-from simulations.deployment.client import (
-    ClientPlan,
-    client_processes,
-    prepare,
-    supernode_flags,
-)
+from simulations.deployment.client import ClientPlan, client_processes, prepare, supernode_flags
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import private_folder
@@ -40,12 +35,7 @@ from simulations.deployment.processes import (
     server_processes,
 )
 from tests.runs import assert_close, parameters_in
-from tests.simulations.deployment.composed import (
-    OFTEN,
-    RUNS,
-    Composed,
-    skip_without_an_engine,
-)
+from tests.simulations.deployment.composed import OFTEN, RUNS, Composed, skip_without_an_engine
 
 ROOT = Path(__file__).resolve().parents[3]
 
