@@ -25,24 +25,19 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import (
     check_settings,
-    pack_channel,
+    pack_arrays,
     pack_each,
-    pack_item_requests,
     pack_masked,
-    pack_parameters,
+    pack_order,
     pack_presence,
     pack_standard,
     pack_sum,
     pack_table,
-    pack_words,
     read_arrays,
-    unpack_evaluate,
-    unpack_item_query,
-    unpack_train_order,
-    unpack_words,
+    unpack_order,
     writable_arrays,
 )
-from fedrec.protocol.orders import Presence, TrainOrder
+from fedrec.protocol.orders import EvaluateOrder, ItemQuery, Presence, TrainOrder
 from fedrec.protocol.secure import ShareOrder, UnmaskOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.protocol.updates import apply_changes
@@ -165,40 +160,39 @@ def initial(message: Message, context: Context) -> Message:
     """Reply with initial parameters: a function of the experiment and its seed, the same on every
     node."""
     fresh = node_of(context).initial()
-    return Message(
-        pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message
-    )
+    arrays = {name: value.numpy() for name, value in fresh.items()}
+    return Message(pack_arrays(arrays), reply_to=message)
 
 
 @app.query("items")
 def items(message: Message, context: Context) -> Message:
     """Reply with the items whose rows the named clients need, before parameters are generated for
     them."""
-    order = unpack_item_query(message.content)
+    order = unpack_order(ItemQuery, message.content)
     node = node_of(context)
     node.check(order)
-    return Message(pack_item_requests(requested_items(node, order)), reply_to=message)
+    return Message(pack_arrays(requested_items(node, order).arrays()), reply_to=message)
 
 
 @app.query("secure_channel")
 def secure_channel(message: Message, context: Context) -> Message:
     """Reply with the public channel key, with which other nodes encrypt messages to this one."""
-    return Message(pack_channel(*channel_key(node_of(context))), reply_to=message)
+    return Message(pack_order(channel_key(node_of(context))), reply_to=message)
 
 
 @app.query("secure_shares")
 def secure_shares(message: Message, context: Context) -> Message:
     """Begin a session of secure aggregation: reply with shares of the node's secrets for the other
     nodes."""
-    order = unpack_words(ShareOrder, message.content)
-    return Message(pack_words(share(node_of(context), order)), reply_to=message)
+    order = unpack_order(ShareOrder, message.content)
+    return Message(pack_order(share(node_of(context), order)), reply_to=message)
 
 
 @app.query("secure_unmask")
 def secure_unmask(message: Message, context: Context) -> Message:
     """End a session: reply with shares that unmask the sum of its nodes."""
-    order = unpack_words(UnmaskOrder, message.content)
-    return Message(pack_words(unmask(node_of(context), order)), reply_to=message)
+    order = unpack_order(UnmaskOrder, message.content)
+    return Message(pack_order(unmask(node_of(context), order)), reply_to=message)
 
 
 @app.train()
@@ -206,7 +200,7 @@ def train(message: Message, context: Context) -> Message:
     """Train the named clients and reply with their sum or with single updates; without names, train
     all and reply in Flower's standard form."""
     node = node_of(context)
-    order = unpack_train_order(message.content)
+    order = unpack_order(TrainOrder, message.content)
     arrays = (
         read_arrays(message.content)
         if only_reads(node, order)
@@ -230,7 +224,8 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the named clients and reply with a table; without names, evaluate all and reply with
     means."""
-    arrays, order = unpack_evaluate(message.content)
+    arrays = writable_arrays(message.content)
+    order = unpack_order(EvaluateOrder, message.content)
     node = node_of(context)
     node.check(order, arrays)
     evaluated = evaluate_clients(node, arrays, order)

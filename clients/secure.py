@@ -34,6 +34,7 @@ from fedrec.protocol.secure import (
     SEALED_BYTES,
     SEED_BYTES,
     SESSION_BYTES,
+    ChannelReply,
     MaskOrder,
     ShareOrder,
     ShareReply,
@@ -52,16 +53,16 @@ from fedrec.secure import keys, vector
 log = logging.getLogger("fedrec")
 
 
-def channel_key(node: Node) -> tuple[bytes, bytes]:
-    """The node's public channel key of this run, and a proof of its origin; empty without a
-    certificate.
+def channel_key(node: Node) -> ChannelReply:
+    """The node's public channel key of this run, and a proof of its origin.
 
     Raises:
         ClientError: the run has no secure aggregation.
     """
     _settings(node)
     key = keys.public_of(_channel(node))
-    return key, b"" if node.identity is None else node.identity.proof(_statement(node, key))
+    proof = b"" if node.identity is None else node.identity.proof(_statement(node, key))
+    return ChannelReply(key, proof)
 
 
 def share(node: Node, order: ShareOrder) -> ShareReply:

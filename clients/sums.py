@@ -129,7 +129,7 @@ class CompressedUpdates:
             if not share or not all(np.isfinite(array).all() for array in arrays_of):
                 continue  # it counts as zero
             if clip is not None:
-                update = {name: scaled(change, share) for name, change in update.items()}
+                update = scaled(update, share)
             if before[index]:
                 update = {
                     name: added(change, before[index][name], arrays[name])
@@ -146,7 +146,7 @@ class CompressedUpdates:
                     {name: _in_form(change, name in tables) for name, change in left.items()}
                 )
             if clip is None and share != 1:
-                decoded = {name: scaled(change, share) for name, change in decoded.items()}
+                decoded = scaled(decoded, share)
             changes_of.append(
                 {name: _in_form(change, name in tables) for name, change in decoded.items()}
             )

@@ -33,24 +33,20 @@ from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import AsynchronousConfig
-from fedrec.protocol.messages import ARRAYS, CONFIG, pack_sum, unpack_sum, unpack_train_order
+from fedrec.protocol.messages import ARRAYS, CONFIG, pack_sum, unpack_order, unpack_sum
+from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
-from fedrec.protocol.updates import Change, SparseUpdate, dense_change, scaled
+from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix
 from server.cohort import SampledCohorts
-from server.devices import (
-    SECONDS,
-    Timeline,
-    check_named_clients,
-    time_needed,
-)
+from server.devices import SECONDS, Timeline, check_named_clients, time_needed
 from server.federation import Federation
 from strategies.base import more_than_sums
 
 _MOST_LOST = 1000  # lost clients per reply
 
 
-class InFlight(NamedTuple):
+class _InFlight(NamedTuple):
     """A client in training; in the order of the queue."""
 
     end: float
@@ -84,7 +80,7 @@ class BufferedTimeline(Timeline):
         super().__init__(experiment, config)
         self.config = asynchronous
         self.versions: dict[int, dict[str, np.ndarray]] = {}
-        self._queue: list[InFlight] = []
+        self._queue: list[_InFlight] = []
         self._answers: dict[int, int] = {}  # versions of the round's replies, by client
         self._draws = 0  # cohorts that the sampler drew
         self._next: list[int] = []  # drawn clients that have not started, in reverse order
@@ -125,7 +121,7 @@ class BufferedTimeline(Timeline):
         super().restore(memory)
         self._draws = int(memory["draws"])
         self._next = memory["next"].tolist()
-        self._queue = [InFlight(*client) for client in memory["queue"].tolist()]
+        self._queue = [_InFlight(*client) for client in memory["queue"].tolist()]
         self.versions.clear()
         for key, value in strip_prefix("version/", memory).items():
             version, _, name = key.partition("/")
@@ -181,7 +177,7 @@ class BufferedTimeline(Timeline):
         clients = np.array(started, dtype=np.int64)
         ends, lost = self._ends(clients, now)
         for end, client, gone in zip(ends.tolist(), started, lost.tolist(), strict=True):
-            heapq.heappush(self._queue, InFlight(end, client, round_number - 1, gone))
+            heapq.heappush(self._queue, _InFlight(end, client, round_number - 1, gone))
         return now
 
     def _drawn(self, cohorts: SampledCohorts, busy: set[int], now: float) -> int | None:
@@ -256,7 +252,7 @@ class AsynchronousFederation(Federation):
         sent = []
         number = 0
         for message in messages:
-            order = unpack_train_order(message.content)
+            order = unpack_order(TrainOrder, message.content)
             number = order.round
             version = timeline.version_of(int(order.clients[0]))  # type: ignore[index]
             if version < number - 1:
@@ -275,17 +271,14 @@ class AsynchronousFederation(Federation):
                 weight = (number - version) ** -timeline.config.staleness_exponent
                 answer = unpack_sum(reply.content)
                 total = {
-                    name: scaled(_without_drift(change, start[name]), weight)
+                    # a drift is relative to the parameters that the clients started from
+                    name: dense_change(change, start[name])
+                    if isinstance(change, SparseUpdate) and change.drift
+                    else change
                     for name, change in answer.total.items()
                 }
-                reply.content = pack_sum(replace(answer, total=total))
+                reply.content = pack_sum(replace(answer, total=scaled(total, weight)))
         return sent, replies
-
-
-def _without_drift(change: Change, table: np.ndarray) -> Change:
-    """Return a change with its drift, relative to the table `[...]`, included in its values."""
-    drifts = isinstance(change, SparseUpdate) and change.drift
-    return dense_change(change, table) if drifts else change
 
 
 def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -20,11 +20,7 @@ from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.data.population import POPULATIONS, check_independent_clients, sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.central import (
-    CentralEvaluation,
-    make_baseline,
-    stated_privacy,
-)
+from fedrec.evaluation.central import CentralEvaluation, make_baseline, stated_privacy
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Report

@@ -14,9 +14,8 @@ import io
 import json
 import logging
 import re
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,11 +70,25 @@ class RunExtension:
 
 
 log = logging.getLogger("fedrec")
-DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, ValueError, KeyError, IndexError, EOFError, OSError),
-    *(RuntimeError, TypeError, AttributeError),
-)
-"""Errors from reading a damaged file."""
+
+
+@contextmanager
+def reading(file: Path, expected: str, fix: str) -> Iterator[None]:
+    """Raise an error that names the file if its content cannot be read.
+
+    Args:
+        file: a file of a run folder.
+        expected: its content.
+        fix: what to do about a damaged file.
+
+    Raises:
+        RunError: instead of any error, as a damaged file fails in many ways.
+    """
+    try:
+        yield
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise RunError(f"{file} is damaged", expected=expected, got=got, fix=fix) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +186,7 @@ class Checkpoints:
         """
         try:
             about, arrays = _content(file)
-        except DAMAGE as error:
+        except Exception as error:  # as a damaged file fails in many ways
             raise _Damaged(f"{type(error).__name__}: {error}") from None
         if about["digest"] not in self._known:
             raise RunError(

@@ -115,11 +115,15 @@ class Roster:
         return np.sort(_joined(p.validated for p in self.presences if p.validated is not None))
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients by the node that hosts them: (node id, `int64 [clients]`), in node order,
-        without empty groups."""
-        hosts = self.indices_of(clients)
+        """Group clients, any integers, by the node that hosts them: (node id, `int64 [clients]`),
+        in node order, without empty groups and clients that no node hosts."""
+        ids, hosts = self._hosts
+        if not len(ids):
+            return
+        ranks = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
+        hosted = ids[ranks] == clients
         for index, node in enumerate(self.nodes):
-            group = clients[hosts == index]
+            group = clients[hosted & (hosts[ranks] == index)]
             if len(group):
                 yield node, group
 
@@ -142,15 +146,6 @@ class Roster:
             return None
         order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
         return np.concatenate(work)[order]
-
-    def indices_of(self, clients: np.ndarray) -> np.ndarray:
-        """Index in `nodes` of the node that hosts each client `int64 [n]`, -1 for none; ids may be
-        any integers."""
-        ids, hosts = self._hosts
-        if not len(ids):
-            return np.full(len(clients), -1)
-        ranks = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
-        return np.where(ids[ranks] == clients, hosts[ranks], -1)
 
     @cached_property
     def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -204,7 +199,7 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
 # drawn clients take part (`server.devices`).
 
 
-class WhoAnswers(Protocol):
+class _WhoAnswers(Protocol):
     """Selection of the drawn clients that take part in a round."""
 
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
@@ -243,7 +238,7 @@ class SampledCohorts:
         self._everybody = clients is None
         self.section = experiment.sampler if sampler is None else sampler
         self._parts: list[SampledCohorts] = []
-        self._who_answers: WhoAnswers | None = None
+        self._who_answers: _WhoAnswers | None = None
         self._draw_from(roster.training if clients is None else clients)
 
     @classmethod
@@ -278,7 +273,7 @@ class SampledCohorts:
         more = {**options, "cohort": closing.asked(options["cohort"])}
         return Section.model_validate({"name": self.section.name, **more})
 
-    def follow(self, who_answers: WhoAnswers) -> None:
+    def follow(self, who_answers: _WhoAnswers) -> None:
         """Exclude from `sample` the clients that do not take part, from now on."""
         self._who_answers = who_answers
         for part in self._parts:

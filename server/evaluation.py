@@ -17,7 +17,7 @@ from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.protocol.messages import pack_evaluate, unpack_sums, unpack_table
+from fedrec.protocol.messages import pack_order, unpack_table
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from server.deployed.validation import evaluated, of_usual_size
@@ -147,7 +147,7 @@ class Evaluator:
         replies = self.federation.ask(
             [
                 Message(
-                    pack_evaluate(parameters, replace(order, clients=groups[node])),
+                    pack_order(replace(order, clients=groups[node]), parameters),
                     node,
                     MessageType.EVALUATE,
                 )
@@ -157,7 +157,7 @@ class Evaluator:
         if not self.federation.untrusted:
             # in a fixed order, because sums depend on it
             contents = [m.content for m in sorted(replies, key=lambda m: m.metadata.src_node_id)]
-            return [Evaluated(*unpack_table(table), unpack_sums(table)) for table in contents]
+            return [Evaluated(*unpack_table(table)) for table in contents]
         tables = list(self._valid(replies, groups))
         if not tables:
             return []
@@ -170,7 +170,8 @@ class Evaluator:
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                answer = Evaluated(*unpack_table(reply.content))
+                clients, columns, _ = unpack_table(reply.content)
+                answer = Evaluated(clients, columns)
                 evaluated(answer.table, asked.pop(node), ranges)  # a second reply is ignored
                 if len(answer):  # empty if the owners of all clients allow no more evaluations
                     yield answer

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.tables import EngineConfig
 from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.messages import ITEMS, pack_item_query, unpack_item_requests
+from fedrec.protocol.messages import ITEMS, pack_order, read_arrays
 from fedrec.protocol.orders import ItemQuery, Purpose
 from fedrec.runtime.files import MOST_JSON, parse_json
 from server.checkpoint import RunExtension
@@ -233,10 +233,12 @@ def request_items(
         ClientError: too many nodes failed.
     """
     messages = [
-        Message(pack_item_query(ItemQuery(round_number, clients, purpose, step)), node, ITEMS)
+        Message(pack_order(ItemQuery(round_number, clients, purpose, step)), node, ITEMS)
         for node, clients in groups.items()
     ]
     replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
     good = answers(replies, sent=list(groups), max_failures=engine.max_failures)
-    requests = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
+    requests = {
+        reply.metadata.src_node_id: ItemRequests.read(read_arrays(reply.content)) for reply in good
+    }
     return {node: requests[node] for node in groups if node in requests}

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.messages import INITIAL, unpack_parameters
+from fedrec.protocol.messages import INITIAL, read_arrays
 from server.cohort import Roster, call_roster
 from server.devices import (
     SynchronousTimeline,
@@ -93,7 +93,7 @@ class Federation:
         message = Message(RecordDict(), self.roster.nodes[0], INITIAL)
         replies = self.grid.send_and_receive([message], timeout=self.timeout)
         (reply,) = answers(replies, sent=self.roster.nodes[:1], max_failures=0.0)
-        return unpack_parameters(reply.content)
+        return read_arrays(reply.content)
 
     def shared(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Put parameters, writable, into memory that the grid shares with the nodes, if any."""

@@ -23,7 +23,7 @@ from fedrec.runtime.files import parse_json
 from fedrec.runtime.process import interrupting
 from server.callbacks.base import Callback, CallbackList, callbacks_of
 from server.central import central_result
-from server.deployed.grid import DeployedGrid
+from server.deployed.federation import DeployedGrid
 from server.exchange import name_nodes
 from server.federation import node_names
 from server.loop import Loop

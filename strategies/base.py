@@ -29,7 +29,7 @@ from fedrec.experiment.phases import MAIN, Phase
 from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.messages import pack_train, unpack_each, unpack_sum
+from fedrec.protocol.messages import pack_order, unpack_each, unpack_sum
 from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, TrainSum, Weighting
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import (
@@ -261,7 +261,7 @@ class CohortStrategy(_LoopEvaluates):
             order = TrainOrder(
                 server_round, clients, self.weighting, self.step, protection=protection, each=each
             )
-            yield Message(pack_train(sent, order), node, MessageType.TRAIN, group_id=group)
+            yield Message(pack_order(order, sent), node, MessageType.TRAIN, group_id=group)
 
     def _sent(
         self, server_round: int, groups: Sequence[tuple[int, np.ndarray]], arrays: ArrayRecord

@@ -24,11 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms.base import has_memory
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.orders import TrainSum
-from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, scaled
+from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, numbers_in, scaled
 from fedrec.rng import NoiseSource
 
 log = logging.getLogger("fedrec")
@@ -174,7 +173,9 @@ class DpFedAvg:
             return {name: _nothing(theta[name]) for name in names}
         protected = {name: total[name] for name in names}
         numbers = sum(theta[name].size for name in names)
-        return _scaled(protected, theta, self.plan.clip_of_sum(asked, numbers))
+        clip = self.plan.clip_of_sum(asked, numbers)
+        parts = {name: numbers_in(change, theta[name]) for name, change in protected.items()}
+        return scaled(protected, clip.factor(parts))
 
 
 def _within(reported: int, most: int) -> int:
@@ -199,24 +200,6 @@ def is_change(change: Change, table: np.ndarray) -> bool:
         or (rows.min() >= 0 and rows.max() < len(table) and (np.diff(rows) > 0).all())
     )
     return bool(inside and np.isfinite(change.values).all() and np.isfinite(change.drift))
-
-
-def _scaled(
-    total: Mapping[str, Change], theta: Mapping[str, np.ndarray], clip: Clip
-) -> Mapping[str, Change]:
-    """Scale changes so that their norm, over all of them together, is at most that of the clip."""
-    parts = {}
-    for name, change in total.items():
-        sparse = isinstance(change, SparseUpdate) and not change.drift
-        parts[name] = (
-            change.values
-            if isinstance(change, SparseUpdate) and sparse
-            else dense_change(change, theta[name])
-        )
-    factor = float(clip.factors(np.array([clip.measure(parts)]))[0])
-    if factor == 1:
-        return total
-    return {name: scaled(change, factor) for name, change in total.items()}
 
 
 def _moves(change: Change) -> bool:

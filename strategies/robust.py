@@ -104,7 +104,7 @@ class RobustRule(CohortStrategy):
         return apply_changes(theta, moves, self.config.rate(aggregate.round))
 
 
-def squared_distances(changes: Changes) -> np.ndarray:
+def _squared_distances(changes: Changes) -> np.ndarray:
     """Squared L2 distances between the clients' whole updates, `float64 [clients, clients]`."""
     gram = sum(change.flat @ change.flat.T for change in changes.values())
     norms = np.diag(gram)
@@ -408,7 +408,7 @@ class Bulyan(RobustRule):
 
     def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the central values, `float64 [R, ...]` by parameter."""
-        distances = squared_distances(changes)
+        distances = _squared_distances(changes)
         clients = len(distances)
         malicious = self.config.expected(clients)
         if clients < 4 * malicious + 3:
@@ -457,7 +457,7 @@ class Krum(RobustRule):
 
     def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the chosen updates, `float64 [R, ...]` by parameter."""
-        distances = squared_distances(changes)
+        distances = _squared_distances(changes)
         if self.config.keep > len(distances):
             raise ExperimentError(
                 f"Krum cannot choose {self.config.keep} of {len(distances)} updates",

@@ -51,7 +51,6 @@ FLWR_PRIVATE = tuple(
         "engines/grid.py",
         "deployment/flower.py",
         "deployment/flower_patches.py",
-        "deployment/idle_polls.py",
     )
 )
 

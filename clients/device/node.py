@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import Context
 
 from clients.device.own_data import own_population
-from clients.device.policy import Policy, client_noise, experiment_of, rho_of, run_key
+from clients.device.policy import FILES, Policy, client_noise, experiment_of, rho_of, run_key
 from clients.node import Node
 from clients.participation import Limits, Participation
 from clients.storage import PrivateState, SessionSecrets
@@ -87,13 +87,8 @@ class DeviceNode(Node):
     Args:
         experiment: the resolved experiment.
         run: key of this run's private state.
-        state: folder of the private state; readable by its owner only.
-        data: CSV file of the users.
-        catalogue: the operator's catalogue.
-        partition: the node's index among the nodes; None for a random one of its own.
-        numbers: whether the names in the file are the users' numbers; then they are not secret.
-        policy: the owner's policy; default: the default settings.
-        join: folder from the operator, for the node's identity; None: no secure aggregation.
+        settings: the owner's policy and `FILES`, by key; without `join` there is no secure
+            aggregation.
 
     Raises:
         RefusalError: the node does not take part in the experiment.
@@ -101,20 +96,10 @@ class DeviceNode(Node):
 
     real = True
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        run: str,
-        *,
-        state: Path,
-        data: Path,
-        catalogue: Path,
-        partition: int | None = None,
-        numbers: bool = False,
-        policy: Policy | None = None,
-        join: Path | None = None,
-    ) -> None:
-        self.policy = policy or Policy()
+    def __init__(self, experiment: Experiment, run: str, settings: Mapping[str, object]) -> None:
+        self.policy = Policy.of(settings)
+        files = {key: Path(str(settings[key])) for key in FILES if key in settings}
+        state = files["private-dir"]
         self.phases = self.policy.accepted(experiment)
         self.memory = Participation(state / "node.sqlite")
         if not self.memory.accept(run, experiment.digest()):
@@ -124,20 +109,20 @@ class DeviceNode(Node):
                 got=f"a different experiment for run {run}",
                 fix="start a new run",
             )
+        partition = self.policy.partition_id
         super().__init__(
             experiment, self.memory.place() if partition is None else partition, 1, None
         )
         self.run = run
-        self._join = join
-        self.data = data
-        self.catalogue = catalogue
-        self.named_by_number = numbers
+        self._join = files.get("join")
+        self.data = files["data"]
+        self.catalogue = files["catalogue"]
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
         self.uploads = Participation(state / "private" / "uploads.sqlite")
         self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
         self.least_nodes = self.policy.least_nodes
         if experiment.secure_aggregation:
-            self.identity = _identity(join)
+            self.identity = _identity(self._join)
 
     @property
     def name(self) -> str:
@@ -196,10 +181,7 @@ class DeviceNode(Node):
                 got="a request for the items of clients, which are private",
                 fix="run the experiment as a simulation",
             )
-        if isinstance(order, TrainOrder):
-            self.policy.check_train(self.experiment, self.phases, order, arrays)
-        else:
-            self.policy.check_evaluate(self.experiment, order)
+        self.policy.check_order(self.experiment, self.phases, order, arrays)
         check_parameters(arrays, {name: tuple(v.shape) for name, v in self.fresh.items()})
 
     def accept(self, order: TrainOrder) -> TrainOrder:
@@ -246,7 +228,7 @@ class DeviceNode(Node):
         return {}
 
     def _numbers(self, names: list[str]) -> np.ndarray:
-        if not self.named_by_number:
+        if not self.policy.numbers:
             return self.memory.numbers(names)
         if not all(name.isdecimal() and len(name) < 20 and int(name) < 2**62 for name in names):
             raise ClientError(
@@ -270,19 +252,7 @@ def _identity(join: Path | None) -> Identity:
 @lru_cache(maxsize=8)
 def own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]) -> DeviceNode:
     """The node that a node configuration describes; made once per process."""
-    table = dict(settings)
-    partition = table.get("partition-id")
-    return DeviceNode(
-        Experiment.model_validate_json(experiment),
-        run,
-        state=Path(str(table["private-dir"])),
-        data=Path(str(table["data"])),
-        catalogue=Path(str(table["catalogue"])),
-        partition=None if partition is None else int(str(partition)),
-        numbers=bool(table.get("numbers", False)),
-        policy=Policy.of(table),
-        join=None if "join" not in table else Path(str(table["join"])),
-    )
+    return DeviceNode(Experiment.model_validate_json(experiment), run, dict(settings))
 
 
 def device_node_of(context: Context) -> DeviceNode:

@@ -88,6 +88,11 @@ _FLOWERS = "flwr.serverapp.strategy:"
 _ROUNDING = 1e-9
 
 
+FILES = ("private-dir", "data", "catalogue", "join")
+"""Keys of a node's files in its settings: the folder of its private state, the users' CSV file, the
+operator's catalogue, and the folder from the operator with the node's identity."""
+
+
 class Policy(Config):
     """Settings of a node's owner, in `node.toml` and by `fedrec client --set`."""
 
@@ -97,8 +102,12 @@ class Policy(Config):
     most_evaluations: int = Field(default=10, ge=0)
     """Evaluations of a user, over all runs; each reveals how well parameters chosen by the server
     fit the user."""
-    plugins: str = ""
+    plugins: str = Field(default="", pattern=r"^[\w., -]*$")
     """Packages other than fedrec whose components may run here, separated by commas."""
+    partition_id: int | None = Field(default=None, ge=0)
+    """Index of the node among the nodes; default: a random number of its own."""
+    numbers: bool = False
+    """Whether the names in the data file are the users' numbers, which then are not secret."""
     least_nodes: int = Field(default=0, ge=0)
     """Smallest number of nodes in a sum to which this node contributes, by secure aggregation; 0:
     it may send its own sum."""
@@ -115,12 +124,13 @@ class Policy(Config):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """The policy in a node's settings, which contain other keys, too.
+        """The policy in a node's settings, which contain `FILES`, too.
 
         Raises:
-            ExperimentError: a value is wrong.
+            ExperimentError: a setting is unknown, or its value is wrong.
         """
-        return cls.parse({key: settings[key] for key in set(cls.keys()) & set(settings)}, at="node")
+        policy = {key: value for key, value in settings.items() if key not in FILES}
+        return cls.parse(policy, at="node")
 
     @property
     def reply_seconds(self) -> float:
@@ -163,14 +173,14 @@ class Policy(Config):
             self._check_noise(experiment, phase)
         return phases
 
-    def check_train(
+    def check_order(
         self,
         experiment: Experiment,
         phases: Sequence[Phase],
-        order: TrainOrder,
+        order: TrainOrder | EvaluateOrder,
         names: Iterable[str],
     ) -> None:
-        """Check that a training order matches the experiment.
+        """Check that an order matches the experiment.
 
         Args:
             experiment: an accepted experiment.
@@ -179,21 +189,25 @@ class Policy(Config):
             names: names of the parameters in the message.
 
         Raises:
-            RefusalError: its round, step, settings or protection differ.
+            RefusalError: its round, step, settings, protection or rows differ, or it requests sums
+                over the lists of this node's users, which would reveal their items.
         """
-        _check_same(train_difference(experiment, phases, order, names))
-        ordered = order.protection
+        trains = isinstance(order, TrainOrder)
+        difference = (
+            _train_difference(experiment, phases, order, names)
+            if trains
+            else _evaluation_difference(experiment, order)
+        )
+        if difference is not None:
+            raise RefusalError(
+                "the order does not match the experiment",
+                expected="the experiment's rounds, steps, settings and protection",
+                got=difference,
+                fix="start a separate run for another experiment",
+            )
+        ordered = order.protection if trains else None
         if ordered is not None and ordered.noise_scale < self.least_noise * ordered.clip_norm:
             raise self._too_little()
-
-    def check_evaluate(self, experiment: Experiment, order: EvaluateOrder) -> None:
-        """Check that an evaluation order matches an accepted experiment.
-
-        Raises:
-            RefusalError: its round, step or rows differ, or it requests sums over the lists of this
-                node's users, which would reveal their items.
-        """
-        _check_same(evaluation_difference(experiment, order))
 
     def _run_by_nodes(self, experiment: Experiment) -> Iterator[tuple[str, registry.Kind, Section]]:
         """Components of an experiment that a node runs: their key, kind and settings."""
@@ -315,22 +329,11 @@ def _package(path: str) -> str:
 # Differences between an order and the experiment, for which the order is refused.
 
 
-def _check_same(difference: str | None) -> None:
-    """Raise an error if an order differs from the experiment."""
-    if difference is not None:
-        raise RefusalError(
-            "the order does not match the experiment",
-            expected="the experiment's rounds, steps, settings and protection",
-            got=difference,
-            fix="start a separate run for another experiment",
-        )
-
-
-def train_difference(
+def _train_difference(
     experiment: Experiment, phases: Sequence[Phase], order: TrainOrder, names: Iterable[str]
 ) -> str | None:
     """Description of a difference between a training order and the experiment; None: there is none.
-    For the arguments see `Policy.check_train`. More noise than the experiment's is not a
+    For the arguments see `Policy.check_order`. More noise than the experiment's is not a
     difference."""
     if not 1 <= order.round <= experiment.rounds:
         return f"round: {order.round}"
@@ -368,7 +371,7 @@ def train_difference(
     return f"protection: of parameters {more[:3]}" if more else None
 
 
-def evaluation_difference(experiment: Experiment, order: EvaluateOrder) -> str | None:
+def _evaluation_difference(experiment: Experiment, order: EvaluateOrder) -> str | None:
     """Description of a difference between an evaluation order and the experiment; None: there is
     none."""
     if not 0 <= order.round <= experiment.rounds:

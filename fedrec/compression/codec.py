@@ -72,7 +72,7 @@ class Compression(ABC):
         """
 
 
-def rows_and_values(change: Change) -> tuple[np.ndarray | None, np.ndarray]:
+def _rows_and_values(change: Change) -> tuple[np.ndarray | None, np.ndarray]:
     """Changed rows `int64 [R]`, None for all rows, and values `float64 [R, ...]` of a change."""
     if isinstance(change, SparseUpdate):
         if change.drift:
@@ -95,7 +95,7 @@ def with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) ->
     return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
 
 
-def values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape `(R, ...)` of the values in a payload of `with_rows`."""
     return (len(payload["rows"]), *shape[1:]) if "rows" in payload else shape
 
@@ -168,18 +168,19 @@ class Codec:
     def _payloads(self, client: int, update: Mapping[str, Change], factor: float) -> Payloads:
         random = stream(self.seed, "compression", client, self.round)
         return {
-            name: self.compression.encode(change if factor == 1 else scaled(change, factor), random)
-            for name, change in update.items()
+            name: self.compression.encode(change, random)
+            for name, change in scaled(update, factor).items()
         }
 
 
 def clip_factor(update: Mapping[str, Change], clip: Clip) -> float:
     """Factor that scales a whole update to the clip norm; 1 if it is within."""
-    parts = {
-        name: change.values if isinstance(change, SparseUpdate) else change
-        for name, change in update.items()
-    }
-    return float(clip.factors(np.array([clip.measure(parts)]))[0])
+    return clip.factor(
+        {
+            name: change.values if isinstance(change, SparseUpdate) else change
+            for name, change in update.items()
+        }
+    )
 
 
 # Numbers in a few bits, by stochastic rounding: unbiased, with one scale for each row (Alistarh,
@@ -276,12 +277,12 @@ class Rounding(Compression):
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Encode as codes and scales, with row numbers if only some rows changed."""
-        rows, values = rows_and_values(change)
+        rows, values = _rows_and_values(change)
         return with_rows(rows, quantised(values, self.config.bits, random), change.shape)
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """Decode to the rounded values."""
-        values = restored(payload, values_shape(payload, shape), self.config.bits)
+        values = restored(payload, _values_shape(payload, shape), self.config.bits)
         return placed(payload.get("rows"), values, shape)
 
 
@@ -314,7 +315,7 @@ class TopK(Compression):
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Encode the largest rows as row numbers, codes and scales."""
-        rows, values = rows_and_values(change)
+        rows, values = _rows_and_values(change)
         flat = values.reshape(values.shape[0] if values.ndim else 1, math.prod(values.shape[1:]))
         norms = np.linalg.norm(flat, axis=1)
         moved = np.flatnonzero(norms)

@@ -15,7 +15,7 @@ Where this differs from the paper and its published code:
 
 - That code trains centrally on batches of ratings, and for each rating multiplies a one-hot vector
   with the user's whole item table. Here `generate` makes the rows that a client names, and training
-  is federated (`strategies/metamf.py`).
+  is federated (`strategies/per_client.py`).
 - The first layer of the rating network is linear in the embedding, so V_u W1 `[k, h]` is multiplied
   out first; E_u itself, d numbers per item, is never made.
 - User embeddings start small (`user-std`) and not with standard deviation 1 as there. Users then

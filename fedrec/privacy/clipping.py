@@ -92,9 +92,13 @@ class Clip:
             return largest * sum(float(np.abs(value / largest).sum()) for value in values)
         return largest * math.sqrt(sum(float(np.square(value / largest).sum()) for value in values))
 
+    def factor(self, update: Mapping[str, np.ndarray]) -> float:
+        """Scale factor of a whole update, see `factors`."""
+        return float(self.factors(np.array([self.measure(update)]))[0])
+
     def __call__(self, update: Mapping[str, NDArray[Floating]]) -> dict[str, NDArray[Floating]]:
         """Clip an update; types and shapes stay the same."""
-        factor = float(self.factors(np.array([self.measure(update)]))[0])
+        factor = self.factor(update)
         if factor == 1:
             return {name: value.copy() for name, value in update.items()}
         return {

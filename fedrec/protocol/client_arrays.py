@@ -64,6 +64,11 @@ class ItemRequests:
         every = cls.concatenated(parts)
         return every.take(np.argsort(every.clients))
 
+    @property
+    def owners(self) -> np.ndarray:
+        """Index in `clients` of the client of each item, `int64 [P]`."""
+        return np.repeat(np.arange(len(self.clients)), np.diff(self.offsets))
+
     def rows_of(self, indices: np.ndarray) -> np.ndarray:
         """Indices `int64 [rows]` of the P rows of the clients at the given positions, in their
         order."""
@@ -152,8 +157,7 @@ class ClientArrays:
         values = {name: value for name, value in self.values.items() if name not in names}
         for name, value in self.rows.items():
             dense = np.zeros((len(clients), count, *value.shape[1:]), dtype=value.dtype)
-            indices = np.repeat(np.arange(len(clients)), np.diff(self.requests.offsets))
-            dense[indices, self.requests.items] = value
+            dense[self.requests.owners, self.requests.items] = value
             rows[name] = dense.reshape(-1, *value.shape[1:])
         return ClientArrays(requests, values, rows)
 

@@ -12,10 +12,9 @@ whose server generates the parameters of each client asks first which items' row
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -25,19 +24,18 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import (
     EvaluateOrder,
     HeldOutPart,
     ItemQuery,
     Presence,
+    SentUpdate,
     TrainEach,
     TrainOrder,
     TrainSum,
-    arrays_as_updates,
-    updates_as_arrays,
 )
-from fedrec.protocol.secure import KEY_BYTES, MaskOrder, ShareOrder, UnmaskOrder, Words
+from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
 from fedrec.protocol.updates import Change, SparseUpdate, network_bytes
 from fedrec.runtime.files import MOST_TEXT, parse_json
@@ -50,6 +48,11 @@ CONFIG = "config"
 METRICS = "metrics"
 
 
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> RecordDict:
+    """Pack a reply of arrays alone: initial parameters, or the items that clients need."""
+    return RecordDict({ARRAYS: to_record(arrays)})
+
+
 def writable_arrays(content: RecordDict) -> dict[str, np.ndarray]:
     """Writable arrays of a message."""
     return from_record(_first(content))
@@ -60,7 +63,7 @@ def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
     return zero_copy_arrays(_first(content))
 
 
-def config_of(content: RecordDict) -> ConfigRecord:
+def _config_of(content: RecordDict) -> ConfigRecord:
     records = list(content.config_records.values())
     return records[0] if records else ConfigRecord()
 
@@ -80,6 +83,7 @@ _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
 _SHARES = "shares"  # factors of compressed updates, sent in place of their sum
 _SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
+_MOST_PROOF = 8192  # bytes
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
 """Additional settings that some of Flower's strategies send."""
@@ -87,7 +91,7 @@ OVERRIDES = ("proximal-mu",)
 AnyOrder = TypeVar("AnyOrder")
 
 
-class OrderSetting(NamedTuple):
+class _OrderSetting(NamedTuple):
     """How a field of an order is written into a message.
 
     Attributes:
@@ -131,41 +135,44 @@ def _read_held_out(name: str) -> str:
     return name
 
 
-def _plain(kind: type) -> dict[str, OrderSetting]:
+def _plain(kind: type) -> dict[str, _OrderSetting]:
     """Settings for the fields of a message of secure aggregation."""
     kinds = {"int": (int, 2**31), "bytes": (bytes, 2**27)}
-    return {field.name: OrderSetting(field.name, *kinds[str(field.type)]) for field in fields(kind)}
+    settings = {f.name: _OrderSetting(f.name, *kinds[str(f.type)]) for f in fields(kind)}
+    if "proof" in settings:  # the server sends it to all other nodes
+        settings["proof"] = _OrderSetting("proof", bytes, _MOST_PROOF)
+    return settings
 
 
 _ORDER = {
-    "round": OrderSetting("server-round", int, 2**31, int),
-    "clients": OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
-    "step": OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
+    "round": _OrderSetting("server-round", int, 2**31, int),
+    "clients": _OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
+    "step": _OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
 }
-_EACH = {"each": OrderSetting("each", bool)}
-_SETTINGS: Mapping[type, Mapping[str, OrderSetting]] = {
+_EACH = {"each": _OrderSetting("each", bool)}
+_SETTINGS: Mapping[type, Mapping[str, _OrderSetting]] = {
     TrainOrder: {
         **_ORDER,
         **_EACH,
-        "weighting": OrderSetting("weighting", str, 100),
-        "protection": OrderSetting("protection", str, MOST_TEXT, Protection.text, Protection.read),
+        "weighting": _OrderSetting("weighting", str, 100),
+        "protection": _OrderSetting("protection", str, MOST_TEXT, Protection.text, Protection.read),
     },
     EvaluateOrder: {
         **_ORDER,
         **_EACH,
-        "held_out": OrderSetting("held-out", str, 100, read=_read_held_out),
-        "sums": OrderSetting("sums", bool),
+        "held_out": _OrderSetting("held-out", str, 100, read=_read_held_out),
+        "sums": _OrderSetting("sums", bool),
     },
-    ItemQuery: {**_ORDER, "purpose": OrderSetting("purpose", str, 100)},
+    ItemQuery: {**_ORDER, "purpose": _OrderSetting("purpose", str, 100)},
     **{kind: _plain(kind) for kind in Words.__subclasses__()},
 }
 """Settings by type of order, and by its field; a field that is None has no setting."""
 _TRAIN = [
     *_SETTINGS[TrainOrder].values(),
     *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
-    *(OrderSetting(key, float) for key in OVERRIDES),
+    *(_OrderSetting(key, float) for key in OVERRIDES),
 ]
-_ALLOWED: Mapping[str, Iterable[OrderSetting]] = {
+_ALLOWED: Mapping[str, Iterable[_OrderSetting]] = {
     "train": _TRAIN,
     "evaluate": _SETTINGS[EvaluateOrder].values(),
     ITEMS: _SETTINGS[ItemQuery].values(),
@@ -233,50 +240,43 @@ def check_settings(kind: str, content: RecordDict) -> None:
         )
 
 
-def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
-    """Pack a training message; `arrays` is shared between the messages of a round, not copied."""
-    masking = {} if order.secure is None else _written(order.secure)
-    config = ConfigRecord({**_written(order), **add_prefix({_SECURE: masking})})
-    return RecordDict({ARRAYS: arrays, CONFIG: config})
+def pack_order(order: object, arrays: ArrayRecord | None = None) -> RecordDict:
+    """Pack an order, or a reply of secure aggregation.
+
+    Args:
+        order: the order.
+        arrays: parameters beside it; shared between the messages of a round, not copied.
+    """
+    masking = getattr(order, "secure", None)
+    written = add_prefix({_SECURE: {} if masking is None else _written(masking)})
+    config = ConfigRecord({**_written(order), **written})
+    return RecordDict({CONFIG: config} if arrays is None else {ARRAYS: arrays, CONFIG: config})
 
 
-def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
-    """Unpack parameters and order of a training message of fedrec's or any Flower strategy."""
-    return writable_arrays(content), unpack_train_order(content)
+def unpack_order(kind: type[AnyOrder], content: RecordDict) -> AnyOrder:
+    """Unpack an order of fedrec's or any Flower strategy, without the parameters beside it.
 
+    Args:
+        kind: its type.
+        content: the content of the message.
 
-def _refuses_malformed(
-    unpack: Callable[[RecordDict], AnyOrder],
-) -> Callable[[RecordDict], AnyOrder]:
-    """Decorator for functions that unpack an order: errors become refusals that quote the order
-    only."""
-
-    @functools.wraps(unpack)
-    def unpacked(content: RecordDict) -> AnyOrder:
-        try:
-            return unpack(content)
-        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-            got = f"{type(error).__name__}: {error}"[:300]
-            raise RefusalError(
-                "the order cannot be decoded",
-                got=got,
-                fix="run the same version of fedrec on server and node",
-            ) from None
-
-    return unpacked
-
-
-@_refuses_malformed
-def unpack_train_order(content: RecordDict) -> TrainOrder:
-    """Unpack the order of a training message without its parameters."""
-    config = config_of(content)
-    masking = strip_prefix(_SECURE, config)
-    return _read(
-        TrainOrder,
-        config,
-        overrides={key: float(config[key]) for key in OVERRIDES if key in config},  # type: ignore
-        secure=_read(MaskOrder, masking) if masking else None,
-    )
+    Raises:
+        RefusalError: it is malformed; the error quotes the order only.
+    """
+    config = _config_of(content)
+    others: dict[str, Any] = {}
+    try:
+        if kind is TrainOrder:
+            masking = strip_prefix(_SECURE, config)
+            others["secure"] = _read(MaskOrder, masking) if masking else None
+            others["overrides"] = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
+        return _read(kind, config, **others)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise RefusalError(
+            "the order cannot be decoded",
+            got=f"{type(error).__name__}: {error}"[:300],
+            fix="run the same version of fedrec on server and node",
+        ) from None
 
 
 _SUM_METRICS: Mapping[str, tuple[str, type[int] | type[float]]] = {
@@ -301,7 +301,7 @@ def pack_sum(reply: TrainSum) -> RecordDict:
         for key, array in _change_arrays(name, change).items()
     }
     if reply.updates:
-        compressed = updates_as_arrays(reply.updates)
+        compressed = _updates_as_arrays(reply.updates)
         if network_bytes(compressed) < network_bytes(arrays):
             arrays = compressed
             metrics[_SHARES] = [float(update.share) for update in reply.updates]
@@ -315,9 +315,46 @@ def unpack_sum(content: RecordDict) -> TrainSum:
     numbers: Any = {name: kind(metrics[key]) for name, (key, kind) in _SUM_METRICS.items()}
     if _SHARES in metrics:
         return TrainSum(
-            total={}, updates=arrays_as_updates(arrays, list(metrics[_SHARES])), **numbers
+            total={}, updates=_arrays_as_updates(arrays, list(metrics[_SHARES])), **numbers
         )
     return TrainSum(total=_changes(arrays), **numbers)
+
+
+# The compressed updates of a node's clients as named arrays of a message.
+
+_OF = "#"
+
+
+def _updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
+    """Flatten compressed updates to arrays named by client index, parameter and array."""
+    return {
+        _OF.join((str(index), name, key)): array
+        for index, update in enumerate(updates)
+        for name, payload in update.payloads.items()
+        for key, array in payload.items()
+    }
+
+
+def _arrays_as_updates(
+    arrays: Mapping[str, np.ndarray], shares: Sequence[float]
+) -> list[SentUpdate]:
+    """Invert `_updates_as_arrays`, on untrusted input.
+
+    Args:
+        arrays: the arrays.
+        shares: factor of each client's update.
+
+    Raises:
+        ValueError: an array has an unknown client index.
+    """
+    payloads: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
+    for label, array in arrays.items():
+        index, of_client = label.split(_OF, 1)
+        name, key = of_client.rsplit(_OF, 1)
+        if not index.isdecimal() or int(index) >= len(payloads):
+            raise ValueError(f"unknown client index {index!r}, of {len(payloads)} clients")
+        payloads[int(index)].setdefault(name, {})[key] = array
+    return [SentUpdate(*pair) for pair in zip(payloads, shares, strict=True)]
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
@@ -337,27 +374,6 @@ def unpack_each(content: RecordDict) -> TrainEach:
     return TrainEach(ClientArrays.read(arrays), arrays["examples"], arrays["losses"])
 
 
-def pack_item_query(order: ItemQuery) -> RecordDict:
-    """Pack a request for the items whose rows clients need."""
-    return RecordDict({CONFIG: ConfigRecord(_written(order))})
-
-
-@_refuses_malformed
-def unpack_item_query(content: RecordDict) -> ItemQuery:
-    """Unpack the request packed by `pack_item_query`."""
-    return _read(ItemQuery, config_of(content))
-
-
-def pack_item_requests(requests: ItemRequests) -> RecordDict:
-    """Pack the reply to an item request."""
-    return RecordDict({ARRAYS: to_record(requests.arrays())})
-
-
-def unpack_item_requests(content: RecordDict) -> ItemRequests:
-    """Unpack the items that a node's clients need."""
-    return ItemRequests.read(read_arrays(content))
-
-
 def pack_standard(
     arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str, float | int]
 ) -> RecordDict:
@@ -367,17 +383,6 @@ def pack_standard(
     if arrays is not None:
         records[ARRAYS] = to_record(arrays)
     return RecordDict(records)
-
-
-def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
-    """Pack an evaluation message."""
-    return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(_written(order))})
-
-
-@_refuses_malformed
-def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
-    """Unpack parameters and order of an evaluation message of fedrec's or any Flower strategy."""
-    return writable_arrays(content), _read(EvaluateOrder, config_of(content))
 
 
 def pack_table(
@@ -402,8 +407,11 @@ def pack_table(
     )
 
 
-def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Unpack the clients `int64 [clients]` and columns `float64 [clients]` of a node's reply.
+def unpack_table(
+    content: RecordDict,
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Unpack the clients `int64 [clients]` and columns `float64 [clients]` of a node's reply, and
+    its sums over the clients.
 
     Raises:
         ValueError: they do not match, or two columns have the same name.
@@ -411,17 +419,12 @@ def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]
     arrays = writable_arrays(content)
     clients = arrays["clients"]
     values = arrays["values"]
-    names = [str(name) for name in config_of(content)["columns"]]  # type: ignore[union-attr]
+    names = [str(name) for name in _config_of(content)["columns"]]  # type: ignore[union-attr]
     if clients.ndim != 1 or values.shape != (len(clients), len(names)):
         raise ValueError(f"metrics {list(values.shape)} for {len(names)} names")
     if len(set(names)) < len(names):
         raise ValueError("duplicate column names")
-    return clients, dict(zip(names, values.T, strict=True))
-
-
-def unpack_sums(content: RecordDict) -> dict[str, np.ndarray]:
-    """Unpack the sums over a node's clients in its reply to an evaluation message."""
-    return strip_prefix(_SUM, writable_arrays(content))
+    return clients, dict(zip(names, values.T, strict=True)), strip_prefix(_SUM, arrays)
 
 
 _PRESENCE_ARRAYS = ("training", "evaluated", "work", "validated")
@@ -445,19 +448,9 @@ def unpack_presence(content: RecordDict) -> Presence:
         arrays["training"],
         arrays["evaluated"],
         work=arrays.get("work"),
-        paths=parse_json(str(config_of(content).get("paths", "{}"))),
+        paths=parse_json(str(_config_of(content).get("paths", "{}"))),
         validated=arrays.get("validated"),
     )
-
-
-def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
-    """Pack the reply to a request for initial parameters."""
-    return RecordDict({ARRAYS: to_record(arrays)})
-
-
-def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
-    """Unpack initial parameters from a node; not necessarily writable."""
-    return read_arrays(content)
 
 
 def _change_arrays(name: str, change: Change) -> dict[str, np.ndarray]:
@@ -487,14 +480,13 @@ def _changes(arrays: Mapping[str, np.ndarray]) -> dict[str, Change]:
 # Messages of secure aggregation.
 
 _MASKED = "masked"
-_MOST_PROOF = 8192  # bytes
 AnyWords = TypeVar("AnyWords", bound=Words)
 
 
 def pack_masked(masked: np.ndarray) -> RecordDict:
     """Pack the reply to a training message under secure aggregation: only the masked sum, `uint64
     [length]`."""
-    return RecordDict({ARRAYS: to_record({_MASKED: masked})})
+    return pack_arrays({_MASKED: masked})
 
 
 def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
@@ -509,41 +501,19 @@ def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
     return masked
 
 
-def pack_words(words: Words) -> RecordDict:
-    """Pack an order or a reply of secure aggregation."""
-    return RecordDict({CONFIG: ConfigRecord(_written(words))})
+def unpack_words(kind: type[AnyWords], content: RecordDict, **lengths: int) -> AnyWords:
+    """Unpack the result of `pack_order`, from a node, which is untrusted input.
 
-
-def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
-    """Unpack the result of `pack_words`, which is untrusted input.
-
-    Raises:
-        ValueError: it is malformed.
-    """
-    return _read(kind, config_of(content))
-
-
-def pack_channel(key: bytes, proof: bytes = b"") -> RecordDict:
-    """Pack a node's public channel key, and a proof of its origin."""
-    return RecordDict({CONFIG: ConfigRecord({"channel": key, "proof": proof})})
-
-
-def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
-    """Unpack a node's public channel key and its proof, which is untrusted input.
+    Args:
+        kind: its type.
+        content: the content of the message.
+        lengths: bytes that fields must have.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: it is malformed, or a field has another length.
     """
-    config = config_of(content)
-    key = config.get("channel")
-    proof = config.get("proof")
-    if (
-        not isinstance(key, bytes)
-        or len(key) != KEY_BYTES
-        or not isinstance(proof, bytes)
-        or len(proof) > _MOST_PROOF
-    ):
-        raise ValueError(
-            f"expected a key of {KEY_BYTES} bytes, and a proof of at most {_MOST_PROOF}"
-        )
-    return key, proof
+    words = _read(kind, _config_of(content))
+    wrong = [name for name, length in lengths.items() if len(getattr(words, name)) != length]
+    if wrong:
+        raise ValueError(f"wrong length of {', '.join(wrong)}")
+    return words

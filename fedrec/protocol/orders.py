@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of the server and replies of nodes, before they are packed into records."""
+"""Orders of the server and replies of nodes, before `fedrec.protocol.messages` packs them into
+records."""
 
 from __future__ import annotations
 
@@ -17,8 +18,6 @@ from fedrec.protocol.updates import Change
 Weighting = Literal["uniform", "examples"]
 Reply = Literal["sum", "each"]
 """Reply of a node: the sum of its clients' updates, or the update of each."""
-
-
 HeldOutPart = Literal["test", "validation"]
 Purpose = Literal["train", "evaluate", "validate"]
 
@@ -193,40 +192,3 @@ class Presence:
     work: np.ndarray | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
     validated: np.ndarray | None = None
-
-
-# The compressed updates of a node's clients as named arrays of a message.
-
-_OF = "#"
-
-
-def updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
-    """Flatten compressed updates to arrays named by client index, parameter and array."""
-    return {
-        _OF.join((str(index), name, key)): array
-        for index, update in enumerate(updates)
-        for name, payload in update.payloads.items()
-        for key, array in payload.items()
-    }
-
-
-def arrays_as_updates(
-    arrays: Mapping[str, np.ndarray], shares: Sequence[float]
-) -> list[SentUpdate]:
-    """Invert `updates_as_arrays`, on untrusted input.
-
-    Args:
-        arrays: the arrays.
-        shares: factor of each client's update.
-
-    Raises:
-        ValueError: an array has an unknown client index.
-    """
-    payloads: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
-    for label, array in arrays.items():
-        index, of_client = label.split(_OF, 1)
-        name, key = of_client.rsplit(_OF, 1)
-        if not index.isdecimal() or int(index) >= len(payloads):
-            raise ValueError(f"unknown client index {index!r}, of {len(payloads)} clients")
-        payloads[int(index)].setdefault(name, {})[key] = array
-    return [SentUpdate(*pair) for pair in zip(payloads, shares, strict=True)]

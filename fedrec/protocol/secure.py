@@ -27,6 +27,19 @@ class Words:
 
 
 @dataclass(frozen=True)
+class ChannelReply(Words):
+    """A node's public channel key of a run.
+
+    Attributes:
+        key: the key.
+        proof: proof of its origin; empty without a certificate.
+    """
+
+    key: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True)
 class ShareOrder(Words):
     """Start of a session: its nodes and terms, which are the same for all.
 

@@ -83,8 +83,22 @@ def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
     )
 
 
-def scaled(change: Change, factor: float) -> Change:
-    """Multiply a change by a factor."""
+def numbers_in(change: Change, table: np.ndarray) -> np.ndarray:
+    """Numbers that a change of a table `[items, d]` adds, `[...]`, which have its norm: of its
+    rows, or of the whole table if all of it drifts."""
+    if isinstance(change, SparseUpdate) and not change.drift:
+        return change.values
+    return dense_change(change, table)
+
+
+def scaled(changes: Mapping[str, Change], factor: float) -> dict[str, Change]:
+    """Multiply the changes of some parameters by a factor."""
+    if factor == 1:
+        return dict(changes)
+    return {name: _scaled(change, factor) for name, change in changes.items()}
+
+
+def _scaled(change: Change, factor: float) -> Change:
     if not isinstance(change, SparseUpdate):
         return change * factor
     return SparseUpdate(change.shape, change.rows, change.values * factor, change.drift * factor)

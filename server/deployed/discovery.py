@@ -25,10 +25,11 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedrec.errors import ClientError, EngineError, RunError
-from fedrec.protocol.messages import HELLO, INITIAL, unpack_parameters, unpack_presence
+from fedrec.errors import ClientError, EngineError
+from fedrec.protocol.messages import HELLO, INITIAL, read_arrays, unpack_presence
 from fedrec.protocol.orders import Presence
 from fedrec.runtime.files import open_atomically
+from server.checkpoint import reading
 from server.cohort import Roster
 from server.exchange import is_refusal, reason_of
 
@@ -51,24 +52,18 @@ def read_roster(file: Path) -> dict[int, Presence]:
     """
     if not file.exists():
         return {}
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            nodes = dict.fromkeys(name.partition("/")[0] for name in arrays)
-            return {
-                int(node): Presence(
-                    int(arrays[f"{node}/partition"]),
-                    _clean(arrays[f"{node}/training"]),
-                    _clean(arrays[f"{node}/evaluated"]),
-                )
-                for node in nodes
-            }
-    except Exception as error:  # a damaged archive fails in many ways
-        raise RunError(
-            f"{file} is damaged",
-            expected="nodes and their clients, as written by fedrec",
-            got=str(error),
-            fix="restore it from a backup, or delete it: the nodes are asked again",
-        ) from None
+    expected = "nodes and their clients, as written by fedrec"
+    fix = "restore it from a backup, or delete it: the nodes are asked again"
+    with reading(file, expected, fix), np.load(file, allow_pickle=False) as arrays:
+        nodes = dict.fromkeys(name.partition("/")[0] for name in arrays)
+        return {
+            int(node): Presence(
+                int(arrays[f"{node}/partition"]),
+                _clean(arrays[f"{node}/training"]),
+                _clean(arrays[f"{node}/evaluated"]),
+            )
+            for node in nodes
+        }
 
 
 def write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
@@ -284,7 +279,7 @@ def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dic
         node = reply.metadata.src_node_id
         try:
             if node in asked and not reply.has_error():
-                arrays[node] = _finite(unpack_parameters(reply.content))
+                arrays[node] = _finite(read_arrays(reply.content))
         except Exception as error:  # untrusted input may be anything
             log.warning("node %d returned no valid initial parameters: %s", node, error)
     if not arrays:

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federation of real nodes, which join and leave and are untrusted."""
+"""Federation of real nodes, which join and leave and are untrusted, and the connection to them."""
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import httpx
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.messages import unpack_train_order
+from fedrec.protocol.messages import unpack_order
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runs.folder import RunFolder
+from fedrec.runtime.process import Backoff
 from server.asynchronous import AsynchronousFederation
 from server.cohort import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery, most_common_parameters
-from server.deployed.grid import DeployedGrid
 from server.deployed.validation import ReplyValidator
 from server.federation import Federation
 
@@ -140,7 +148,7 @@ def _check_registered(experiment: Experiment, grid: DeployedGrid) -> None:
 
 def _clients_in(message: Message) -> int:
     """Number of clients in a training order; an order for all clients of a node counts as one."""
-    clients = unpack_train_order(message.content).clients
+    clients = unpack_order(TrainOrder, message.content).clients
     return 1 if clients is None else len(clients)
 
 
@@ -155,3 +163,236 @@ def _check_single_messages(messages: Sequence[Message]) -> None:
                 fix="for the update of each client, set `reply = 'each'` in the strategy's class"
                 " (docs/plugins.md); or set strategy.name = 'reptile'",
             )
+
+
+# Flower's grid over real nodes, with packed arrays, frequent polls, and no messages to offline
+# nodes.
+#
+# Flower's own `send_and_receive` polls for replies every 3 s, and waits for a node known to be
+# offline until its message expires.
+
+log = logging.getLogger("fedrec")
+_FIRST_POLL = 0.1
+_LAST_POLL = 2.0
+_GROWTH = 1.3
+_LONGEST_PAUSE = 16
+_AT_ONCE = 4
+"""Number of messages sent at a time. A node polls for the pieces of its message once it is
+announced, and a hundred polling nodes keep the SuperLink from receiving these pieces."""
+_EXPIRED = (3, 4)
+"""Flower's error codes for an expired message or reply; errors of a node have other codes."""
+SUPERLINK = 1
+"""Flower's id of its SuperLink, which replies for lost nodes."""
+_SERVER_PATIENCE = 120.0  # seconds to repeat failing calls to the SuperLink
+
+
+class DeployedGrid(Grid):
+    """Flower's grid over real nodes, with the loop's timeouts.
+
+    Args:
+        grid: Flower's.
+        most_clients: largest number of clients of a node; None: not registered.
+        node_names: names of the nodes for people, by Flower's id.
+        clock: monotonic seconds.
+        sleep: function that waits.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        most_clients: int | None = None,
+        node_names: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid = grid
+        self.most_clients = most_clients
+        self.node_names = node_names or {}
+        self._clock = clock
+        self._sleep = sleep
+        self._missed: dict[int, int] = {}
+        self._pauses: dict[int, int] = {}
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self._grid.get_nodes()
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the nodes with a recent heartbeat."""
+        return self._patiently(lambda: list(self._grid.get_node_ids()))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._push(list(messages), math.inf)
+
+    def _push(self, messages: list[Message], deadline: float) -> list[str]:
+        """Push messages that expire at a deadline; repeated while the server is offline. Messages
+        not sent by then have an empty identifier."""
+        packed: dict[int, ArrayRecord] = {}
+        for message in messages:
+            for_the_network(message.content, packed)
+
+        pushed: list[str] = []
+        for first in range(0, len(messages), _AT_ONCE):
+            left = deadline - self._clock()
+            if left <= 0:
+                log.warning("%d messages were not sent before the deadline", len(messages) - first)
+                return [*pushed, *[""] * (len(messages) - first)]
+            pushed += self._patiently(
+                partial(self._push_some, messages[first : first + _AT_ONCE], left)
+            )
+        return pushed
+
+    def _push_some(self, messages: list[Message], timeout: float) -> list[str]:
+        if timeout < math.inf:
+            for message in messages:
+                _live(message.metadata, timeout)
+        return list(self._grid.push_messages(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = list(message_ids)
+        replies = self._patiently(lambda: list(self._grid.pull_messages(wanted)))
+        for reply in replies:
+            if reply.has_content():
+                from_the_network(reply.content)
+        return replies
+
+    def send_and_receive(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+        enough: Callable[[Sequence[Message]], bool] | None = None,
+    ) -> Iterable[Message]:
+        """Send messages, and return the replies that arrive before the deadline, at most one per
+        message; sending is part of the time. A message to an offline node is not sent and counts as
+        unanswered. A node that missed a deadline gets no message the next 1, 2, 4, ... up to 16
+        times, as every round would wait for it.
+
+        Args:
+            messages: one for each node.
+            timeout: seconds; None: without a deadline.
+            enough: returns True if the replies without errors so far are enough and waiting ends;
+                other nodes then have not missed a deadline.
+        """
+        messages = list(messages)
+        if not messages:
+            return []
+        online = self._present(timeout)
+        nodes = dict.fromkeys(message.metadata.dst_node_id for message in messages)
+        ready = {node for node in nodes if self._asks(node, online)}
+        sent = [message for message in messages if message.metadata.dst_node_id in ready]
+        # With a time to live: a node that comes online later must not work on an expired message.
+        deadline = math.inf if timeout is None else self._clock() + timeout
+        pushed = zip(self._push(sent, deadline), sent, strict=True)
+        waiting = {identifier: message for identifier, message in pushed if identifier}
+        replies: list[Message] = []
+        for arrived in self._arriving(waiting, deadline):
+            replies += arrived
+            good = [reply for reply in replies if not reply.has_error()]
+            if enough is not None and enough(good):
+                break
+        return replies
+
+    def _arriving(self, waiting: dict[str, Message], deadline: float) -> Iterator[list[Message]]:
+        """Poll for replies until all messages have one, or the deadline has passed.
+
+        Args:
+            waiting: messages by identifier; those with a reply are removed.
+            deadline: by the grid's clock; infinity: never.
+
+        Yields:
+            Replies of each poll, which may be errors of nodes. Each has the group of its message,
+            whatever the node sent.
+        """
+        pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
+        while waiting:
+            # Poll once more after a deadline: pulling one reply in pieces may have delayed others.
+            late = self._clock() >= deadline
+            arrived = []
+            for reply in self.pull_messages(list(waiting)):
+                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if asked is None:  # a second reply to a message is ignored
+                    continue
+                node = asked.metadata.dst_node_id
+                if reply.has_error() and reply.error.code in _EXPIRED:
+                    self._missed_by(node)
+                    continue
+                reply.metadata.group_id = asked.metadata.group_id
+                if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
+                    # the SuperLink replies for a lost node
+                    reply.metadata.__dict__["_src_node_id"] = node
+                arrived.append(reply)
+                self._missed[node] = 0
+                pauses.restart()
+            if late:
+                for message in waiting.values():
+                    self._missed_by(message.metadata.dst_node_id)
+                waiting.clear()
+            yield arrived
+            if waiting:
+                self._sleep(max(0.0, min(pauses.next(), deadline - self._clock())))
+
+    def _missed_by(self, node: int) -> None:
+        """Record that a node missed a deadline."""
+        self._missed[node] = self._missed.get(node, 0) + 1
+        self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
+        log.warning("node %d missed the deadline; it is skipped %d times", node, self._pauses[node])
+
+    def _present(self, timeout: float | None) -> set[int]:
+        """Return the online nodes. If none is online, or none replied recently, the server was
+        offline and not the nodes. Then this waits for the first node, up to the deadline; otherwise
+        rounds without participants would follow each other immediately, and each would be
+        charged."""
+        until = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout)
+        pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
+        while not (there := set(self.get_node_ids())) and self._clock() < until:
+            self._sleep(min(pauses.next(), until - self._clock()))
+        if there and all(self._pauses.get(node, 0) for node in there):
+            self._pauses.clear()
+            self._missed.clear()
+        return there
+
+    def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
+        """Repeat a call of Flower's when the SuperLink fails; Flower itself repeats only calls that
+        reach no server."""
+        until = self._clock() + _SERVER_PATIENCE
+        pauses = Backoff(1.0, 10.0, growth=2.0)
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                if not _passes(error) or self._clock() >= until:
+                    raise
+                log.warning("the SuperLink failed (%s); retrying", error)
+            self._sleep(pauses.next())
+
+    def _asks(self, node: int, there: set[int]) -> bool:
+        """True if a node gets a message: it is online, and has not just missed a deadline."""
+        left = self._pauses.get(node, 0)
+        self._pauses[node] = max(0, left - 1)
+        return left == 0 and node in there
+
+
+def _live(metadata: Metadata, seconds: float) -> None:
+    """Set a message's time to live; one valid for at least half of it keeps its value, and so its
+    id: a SuperLink that already has a part of the message takes the rest under the same id."""
+    age = time.time() - metadata.created_at
+    if not seconds / 2 <= metadata.ttl - age <= seconds:
+        metadata.ttl = age + seconds
+
+
+def _passes(error: Exception) -> bool:
+    """Return True if a call may succeed when repeated: the server failed, or lost the state of an
+    upload."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500
+    return type(error).__name__ == "ObjectPushError"

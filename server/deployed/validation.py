@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -32,8 +32,8 @@ from fedrec.protocol.messages import (
     pack_sum,
     read_arrays,
     unpack_each,
+    unpack_order,
     unpack_sum,
-    unpack_train_order,
 )
 from fedrec.protocol.orders import SentUpdate, TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.updates import (
@@ -42,6 +42,7 @@ from fedrec.protocol.updates import (
     added,
     dense_change,
     network_bytes,
+    numbers_in,
     scaled,
 )
 from fedrec.secure.vector import shapes_of, vector_bytes
@@ -95,6 +96,14 @@ def norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, 
 _SIZES = "norm of the update", "examples per client"
 
 
+class _Answer(NamedTuple):
+    """A valid reply to an order, and the message that contains it."""
+
+    message: Message
+    order: TrainOrder
+    reply: Reply
+
+
 class ReplyValidator:
     """Accepts, scales down or rejects nodes' replies.
 
@@ -124,24 +133,23 @@ class ReplyValidator:
             theta: the parameters of the round.
         """
         orders = {
-            message.metadata.dst_node_id: unpack_train_order(message.content) for message in sent
+            message.metadata.dst_node_id: unpack_order(TrainOrder, message.content)
+            for message in sent
         }
-        good: dict[int, Message] = {}
-        valid: dict[int, Reply] = {}
+        good: dict[int, _Answer] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 if node in good or node not in orders:
                     raise ValueError("duplicate reply" if node in good else "unrequested")
-                valid[node] = self._valid(reply, orders[node], theta)
-                good[node] = reply
+                valid = self._valid(reply, orders[node], theta)
+                good[node] = _Answer(reply, orders[node], valid)
             except Exception as error:  # untrusted input may be anything
                 text = str(error)
                 known = isinstance(error, ValueError) and text
                 self._drop(node, text if known else f"{type(error).__name__} {text}".strip())
-        for node, reply in self._bounded(valid, orders, theta).items():
-            good[node].content = _content(reply, orders[node], theta, good[node].content)
-        return list(good.values())
+        self._bound(good, theta)
+        return [answer.message for answer in good.values()]
 
     def _valid(self, message: Message, order: TrainOrder, theta: Theta) -> Reply:
         """Read a reply; compressed updates are replaced in it by their sum, and invalid clients are
@@ -153,7 +161,7 @@ class ReplyValidator:
         if order.clients is None:
             return _mean(message.content, theta)
         if order.each:
-            each, left_out = sound_clients(
+            each, left_out = _sound_clients(
                 unpack_each(message.content), order.clients.tolist(), theta
             )
             for client in left_out:
@@ -174,12 +182,11 @@ class ReplyValidator:
         log.warning("node %d: the reply is dropped: %s", node, reason)
         self._dropped.dropped(node, reason)
 
-    def _bounded(
-        self, replies: Mapping[int, Reply], orders: Mapping[int, TrainOrder], theta: Theta
-    ) -> dict[int, Reply]:
-        """Scale down the replies that are much larger than usual, and return these."""
-        step = str(next((order.step for order in orders.values()), None))  # the same for all nodes
-        of_node = {node: _sizes(reply, orders[node], theta) for node, reply in replies.items()}
+    def _bound(self, answers: Mapping[int, _Answer], theta: Theta) -> None:
+        """Scale down the replies, by node, that are much larger than usual, in their messages."""
+        steps = (answer.order.step for answer in answers.values())  # the same for all nodes
+        step = str(next(steps, None))
+        of_node = {node: _sizes(answer, theta) for node, answer in answers.items()}
         factors = defaultdict[int, tuple[dict, dict]](lambda: ({}, {}))
         texts = defaultdict[Key, list[str]](list)
         for index, kind in enumerate(_SIZES):
@@ -196,45 +203,42 @@ class ReplyValidator:
             reason = f"{who}{', '.join(parts)}, {LARGER:g} times the usual"
             log.warning("node %d: %s", node, reason)
             self._dropped.bounded(node, reason)
-        return {node: _scaled(replies[node], orders[node], *both) for node, both in factors.items()}
+        for node, both in factors.items():
+            answers[node].message.content = _scaled(answers[node], theta, *both)
 
 
-def _sizes(reply: Reply, order: TrainOrder, theta: Theta) -> tuple[Sizes, Sizes]:
+def _sizes(answer: _Answer, theta: Theta) -> tuple[Sizes, Sizes]:
     """Norms of updates, and numbers of examples of a client; without those that are never scaled:
     sums under differential privacy."""
+    reply = answer.reply
     if isinstance(reply, TrainEach):
         norms = np.sqrt(_squares_of_each(reply.updates)).tolist()
         return dict(zip(reply.clients.tolist(), norms, strict=True)), {}
-    if order.protection is not None:
+    if answer.order.protection is not None:
         return {}, {}
     norm = _norm(reply.total, theta) / max(reply.weight, 1.0)
     return {None: norm}, {None: reply.examples / max(reply.clients, 1)}
 
 
-def _scaled(reply: Reply, order: TrainOrder, norms: Sizes, examples: Sizes) -> Reply:
-    """Reply with factors for norms and numbers of examples."""
+def _scaled(answer: _Answer, theta: Theta, norms: Sizes, examples: Sizes) -> RecordDict:
+    """Content of a message whose reply is scaled by factors for norms and numbers of examples."""
+    content = answer.message.content
+    order = answer.order
+    reply = answer.reply
     if isinstance(reply, TrainEach):
-        return _scaled_clients(reply, norms)
+        return pack_each(_scaled_clients(reply, norms))
     fewer = examples.get(None, 1.0)
     share = fewer if order.clients is not None and order.weighting == "examples" else 1.0
-    factor = norms.get(None, 1.0) * share
-    total = {name: scaled(change, factor) for name, change in reply.total.items()}
+    total = scaled(reply.total, norms.get(None, 1.0) * share)
     count = round(reply.examples * fewer)
-    return replace(reply, total=total, examples=count, weight=reply.weight * share)
-
-
-def _content(reply: Reply, order: TrainOrder, theta: Theta, content: RecordDict) -> RecordDict:
-    """Content of a message with a reply in place of what was sent."""
-    if isinstance(reply, TrainEach):
-        return pack_each(reply)
     if order.clients is not None:
-        return pack_sum(reply)
+        return pack_sum(replace(reply, total=total, examples=count, weight=reply.weight * share))
     arrays = {
-        name: (theta[name] + reply.total[name]).astype(sent.dtype)
+        name: (theta[name] + total[name]).astype(sent.dtype)
         for name, sent in read_arrays(content).items()
     }
     (metrics,) = content.metric_records.values()
-    return pack_standard(arrays, {**metrics, "num-examples": reply.examples})  # type: ignore[dict-item]
+    return pack_standard(arrays, {**metrics, "num-examples": count})  # type: ignore[dict-item]
 
 
 def _check_changes(changes: Mapping[str, Change], theta: Theta) -> None:
@@ -270,10 +274,7 @@ def _norm(changes: Mapping[str, Change], theta: Theta) -> float:
     squares = 0.0
     with np.errstate(over="ignore"):
         for name, change in changes.items():
-            if isinstance(change, SparseUpdate) and not change.drift:
-                values = change.values
-            else:
-                values = dense_change(change, theta[name])
+            values = numbers_in(change, theta[name])
             squares += float(np.square(values, dtype=np.float64).sum())
     return math.sqrt(squares)
 
@@ -319,7 +320,7 @@ def _mean(content: RecordDict, theta: Theta) -> TrainSum:
 # clients whose update is not finite, or whose counts are invalid, are dropped.
 
 
-def sound_clients(
+def _sound_clients(
     reply: TrainEach, asked: Sequence[int], theta: Theta
 ) -> tuple[TrainEach, list[int]]:
     """Split a reply into its valid clients, and the ids of those that are dropped.
@@ -344,7 +345,7 @@ def _scaled_clients(reply: TrainEach, norms: Sizes) -> TrainEach:
     """Reply with the updates scaled by the factor of each client."""
     updates = reply.updates
     factors = np.array([norms.get(client, 1.0) for client in reply.clients.tolist()])
-    of_rows = np.repeat(factors, np.diff(updates.requests.offsets))
+    of_rows = factors[updates.requests.owners]
 
     def times(arrays: Mapping[str, np.ndarray], by: np.ndarray) -> dict[str, np.ndarray]:
         return {
@@ -385,13 +386,8 @@ def _check_parameters(updates: ClientArrays, theta: Theta) -> None:
     items = requests.items
     rows = min((len(theta[name]) for name in updates.rows), default=_MOST_ROWS)
     inside = (items >= 0) & (items < rows)
-    if not inside.all() or (np.diff(_owners(updates) * rows + items) <= 0).any():
+    if not inside.all() or (np.diff(updates.requests.owners * rows + items) <= 0).any():
         raise ValueError("unknown or duplicate rows")
-
-
-def _owners(updates: ClientArrays) -> np.ndarray:
-    """Index of the client of each row, `int64 [P]`."""
-    return np.repeat(np.arange(len(updates.requests.clients)), np.diff(updates.requests.offsets))
 
 
 def _squares_of_each(updates: ClientArrays) -> np.ndarray:
@@ -403,7 +399,7 @@ def _squares_of_each(updates: ClientArrays) -> np.ndarray:
         total += np.square(value.reshape(clients, -1), dtype=np.float64).sum(axis=1)
     for value in updates.rows.values():
         each = np.square(value.reshape(len(value), -1), dtype=np.float64).sum(axis=1)
-        total += np.bincount(_owners(updates), each, clients)
+        total += np.bincount(updates.requests.owners, each, clients)
     return total
 
 
@@ -447,7 +443,7 @@ def _decoded(codec: Codec, sent: SentUpdate, order: TrainOrder, theta: Theta) ->
     factor = sent.share
     if order.protection is not None:
         factor *= clip_factor(update, order.protection.clip)
-    return update if factor == 1 else {name: scaled(part, factor) for name, part in update.items()}
+    return scaled(update, factor)
 
 
 def _sum(changes: Sequence[Change], table: np.ndarray) -> Change:

@@ -22,7 +22,7 @@ from fedrec.rng import source_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import finite, read_json, write_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
-from server.checkpoint import RunExtension
+from server.checkpoint import RunExtension, reading
 from server.privacy.personal_budgets import noise_file, read_noise, save_noise
 from server.privacy.phase_plans import PhasePlans, private_strategy
 from strategies.base import CohortStrategy
@@ -31,7 +31,6 @@ from strategies.dp import DpFedAvg
 log = logging.getLogger("fedrec")
 _CHARGES = "charges"
 _SPENT = "spent"
-_DAMAGE = (OSError, ValueError, AttributeError, TypeError, ArithmeticError)
 
 
 def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
@@ -251,15 +250,9 @@ class Guard(RunExtension):
                 phase: len(part.cohorts.clients) for phase, part in self.strategy.phases().items()
             }
             write_atomically(file, json.dumps(counts))
-        try:
+        fix = "restore it from a backup; the guarantee depends on these numbers of clients"
+        with reading(file, "JSON as written by fedrec", fix):
             return {str(phase): int(count) for phase, count in read_json(file).items()}
-        except _DAMAGE as error:
-            raise RunError(
-                f"{file} is damaged",
-                expected="JSON as written by fedrec",
-                got=str(error),
-                fix="restore it from a backup; the guarantee depends on these numbers of clients",
-            ) from None
 
     def memory(self) -> dict[str, np.ndarray]:
         """Return the number of charges and their epsilon. Noise that later rounds cancel goes into

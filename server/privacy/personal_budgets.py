@@ -31,7 +31,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import append_durably, open_atomically, write_atomically
-from server.checkpoint import DAMAGE, RunExtension
+from server.checkpoint import RunExtension, reading
 from strategies.base import Cohorts, CohortStrategy
 
 log = logging.getLogger("fedrec")
@@ -208,18 +208,12 @@ def uploads_in(file: Path) -> list[int]:
     Raises:
         RunError: it is damaged; the users' spent budgets would be underestimated.
     """
-    try:
+    fix = "restore it from a backup; without it what users have spent is unknown"
+    with reading(file, "the number of a round in each line", fix):
         rounds = [int(line) for line in file.read_bytes().decode("ascii").splitlines()]
         if any(number < 1 for number in rounds):
             raise ValueError("round number below 1")
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{file} is damaged",
-            expected="the number of a round in each line",
-            got=str(error),
-            fix="restore it from a backup; without it what users have spent is unknown",
-        ) from None
-    return rounds
+        return rounds
 
 
 # Separate files of noise that later rounds cancel: whoever reads it can remove noise from a model,
@@ -265,16 +259,15 @@ def read_noise(run: RunFolder, charges: int) -> dict[str, np.ndarray] | None:
         RunError: the file is damaged.
     """
     file = noise_file(run, charges)
-    try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
-            return dict(archive)
-    except FileNotFoundError:
+    if not file.exists():
         return None
-    except DAMAGE as error:
-        raise RunError(
-            f"{file} is damaged",
-            expected="the noise of earlier rounds, as written by fedrec",
-            got=f"{type(error).__name__}: {error}",
-            fix="restore it from a backup, or delete it: later noise is then drawn anew, and"
-            " all rounds of its phase are charged once more",
-        ) from None
+    expected = "the noise of earlier rounds, as written by fedrec"
+    fix = (
+        "restore it from a backup, or delete it: later noise is then drawn anew, and all rounds of"
+        " its phase are charged once more"
+    )
+    with (
+        reading(file, expected, fix),
+        np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive,
+    ):
+        return dict(archive)

@@ -28,6 +28,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -43,16 +44,21 @@ from fedrec.protocol.messages import (
     SECURE_CHANNEL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    pack_order,
     pack_sum,
-    pack_train,
-    pack_words,
-    unpack_channel,
     unpack_masked,
-    unpack_train_order,
+    unpack_order,
     unpack_words,
 )
-from fedrec.protocol.orders import TrainSum
-from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareReply, UnmaskReply
+from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.secure import (
+    KEY_BYTES,
+    SEALED_BYTES,
+    SEED_BYTES,
+    ChannelReply,
+    ShareReply,
+    UnmaskReply,
+)
 from fedrec.protocol.serialization import zero_copy_arrays
 from fedrec.secure import vector
 from fedrec.secure.session import Session
@@ -68,7 +74,7 @@ _LAST_LOOK = 2.0  # seconds between checks of which nodes are online
 Read = TypeVar("Read")
 
 
-class WholeFederation(Roster):
+class _WholeFederation(Roster):
     """Roster whose nodes train as one."""
 
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -125,12 +131,12 @@ class SecureSums:
         self.settings = settings
         self.grid = grid
         self.roster = roster
-        self._channels: dict[int, tuple[bytes, bytes]] = {}
+        self._channels: dict[int, ChannelReply] = {}
 
     @property
-    def whole(self) -> WholeFederation:
+    def whole(self) -> _WholeFederation:
         """Roster as strategies see it."""
-        return WholeFederation(self.roster.nodes, self.roster.presences)
+        return _WholeFederation(self.roster.nodes, self.roster.presences)
 
     def send_and_receive(self, messages: Iterable[Message]) -> list[Message]:
         """Send training orders, and return one reply to each.
@@ -145,7 +151,7 @@ class SecureSums:
         ]
 
     def _summed(self, content: RecordDict) -> TrainSum:
-        order = unpack_train_order(content)
+        order = unpack_order(TrainOrder, content)
         if order.clients is None or order.each:
             raise ExperimentError(
                 "a training order requests more than a sum of updates",
@@ -160,13 +166,12 @@ class SecureSums:
         heard = self._meet(present)
         nodes = [node for node in present if node in self._channels]
         counts = [len(groups[node]) for node in nodes]
-        channels, proofs = (
-            zip(*(self._channels[node] for node in nodes), strict=True) if nodes else ((), ())
-        )
+        channels = [self._channels[node] for node in nodes]
+        proofs = [channel.proof for channel in channels]
         largest = self.settings.largest
         bits = vector.session_bits(order.protection, sum(counts), len(counts), largest)
         session = Session(
-            channels,
+            [channel.key for channel in channels],
             self.settings.quorum(len(nodes)),
             bits,
             counts,
@@ -175,7 +180,7 @@ class SecureSums:
         )
         heard += self._deal(session, nodes)
         orders = {
-            rank: pack_train(record, replace(order, clients=groups[nodes[rank]], secure=masking))
+            rank: pack_order(replace(order, clients=groups[nodes[rank]], secure=masking), record)
             for rank, masking in session.mask_orders().items()
         }
         numbers = vector.length(shapes)
@@ -221,16 +226,19 @@ class SecureSums:
         """Request the channel keys of new nodes; returns the errors among the replies."""
         new = [node for node in nodes if node not in self._channels]
         contents = {rank: RecordDict() for rank in range(len(new))}
-        keys, replies = self._ask(new, contents, SECURE_CHANNEL, unpack_channel)
+        keys, replies = self._ask(
+            new, contents, SECURE_CHANNEL, partial(unpack_words, ChannelReply, key=KEY_BYTES)
+        )
         self._channels |= {new[rank]: key for rank, key in keys.items()}
         return [reply for reply in replies if reply.has_error()]
 
     def _deal(self, session: Session, nodes: Sequence[int]) -> list[Message]:
         """Run the first exchange of a session; returns the errors among the replies."""
-        orders = {rank: pack_words(order) for rank, order in session.share_orders().items()}
-        dealt, replies = self._ask(
-            nodes, orders, SECURE_SHARES, lambda content: _shares(content, session.nodes)
-        )
+        orders = {rank: pack_order(order) for rank, order in session.share_orders().items()}
+        lengths = {"mask_key": KEY_BYTES, "commitment": KEY_BYTES}
+        lengths["sealed"] = session.nodes * SEALED_BYTES
+        read = partial(unpack_words, ShareReply, **lengths)
+        dealt, replies = self._ask(nodes, orders, SECURE_SHARES, read)
         session.take_shares(dealt)
         errors = [reply for reply in replies if reply.has_error()]
         for reply in errors:  # for example, it has lost its secrets and will have another key
@@ -241,10 +249,9 @@ class SecureSums:
         self, session: Session, nodes: Sequence[int], masked: Mapping[int, np.ndarray]
     ) -> np.ndarray | None:
         """Run the third exchange of a session, and return the sum; None if it fails."""
-        orders = {rank: pack_words(order) for rank, order in session.unmask_orders(masked).items()}
-        answers, replies = self._ask(
-            nodes, orders, SECURE_UNMASK, lambda content: _seeds(content, session.nodes)
-        )
+        orders = {rank: pack_order(order) for rank, order in session.unmask_orders(masked).items()}
+        read = partial(unpack_words, UnmaskReply, shares=session.nodes * SEED_BYTES)
+        answers, replies = self._ask(nodes, orders, SECURE_UNMASK, read)
         for reply in replies:
             if reply.has_error():
                 log.warning(
@@ -290,34 +297,6 @@ class SecureSums:
                     reply = Message(Error(_UNREADABLE, reason), reply_to=sent[node])
             replies.append(reply)
         return dict(sorted(parsed.items())), replies
-
-
-def _shares(content: RecordDict, nodes: int) -> ShareReply:
-    """Read a node's reply to the first exchange.
-
-    Raises:
-        ValueError: a key or share has a wrong length.
-    """
-    reply = unpack_words(ShareReply, content)
-    if (len(reply.mask_key), len(reply.commitment), len(reply.sealed)) != (
-        KEY_BYTES,
-        KEY_BYTES,
-        nodes * SEALED_BYTES,
-    ):
-        raise ValueError("wrong length of keys or shares")
-    return reply
-
-
-def _seeds(content: RecordDict, nodes: int) -> UnmaskReply:
-    """Read a node's shares of the others' secrets.
-
-    Raises:
-        ValueError: they have a wrong length.
-    """
-    reply = unpack_words(UnmaskReply, content)
-    if len(reply.shares) != nodes * SEED_BYTES:
-        raise ValueError("wrong length of shares")
-    return reply
 
 
 def _nothing(shapes: vector.Shapes) -> TrainSum:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
@@ -141,31 +140,28 @@ def gateway(
     nodes: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Run the gateway of a deployment."""
-    files = {"certificate": certificate, "key": key, "authority": authority, "nodes": nodes}
-    proxy.serve(host=host, port=port, upstream=upstream, **files)
+    proxy.serve_over_tls(proxy.create_app(upstream, authority, nodes), host, port, certificate, key)
 
 
 def _show(deployment: Deployment) -> list[ProcessState]:
     """Print processes, nodes, runs and the certificates' remaining days, and return the
     processes."""
-
     from server.exchange import with_names
     from simulations.deployment.flower import Control
 
     console = Console()
 
-    def show(heads: Sequence[str], rows: Sequence[tuple[str, ...]], title: str | None = None):
-        table = Table(*heads, title=title)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    def show(table):
+        printed = Table(*table.heads, title=table.caption)
+        for row in table.rows:
+            printed.add_row(row.name, *row.cells)
+        console.print(printed)
 
     states = operator.states(deployment)
-    show(operator.PROCESS_HEADS, operator.process_rows(states))
+    show(operator.process_table(states))
     if any(state.name == "superlink" and state.healthy for state in states):
         with Control(deployment) as control:
-            title, rows = operator.node_rows(deployment, control.nodes())
-            show(operator.NODE_HEADS, rows, title)
+            show(operator.node_table(deployment, control.nodes()))
             names = control.names()
             for run in control.runs()[:10]:
                 details = with_names(run.details, names)
@@ -221,7 +217,7 @@ def stop(
 
 
 def _follow(deployment, run_folder) -> None:
-    from server.callbacks.progress import Progress
+    from server.callbacks.base import Progress
     from simulations.cli.finishing import print_table
     from simulations.deployment import launch
 

@@ -22,7 +22,8 @@ from fedrec.experiment.sections import Section
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.plan import Plan
-from fedrec.protocol.messages import pack_sum, unpack_train
+from fedrec.protocol.messages import pack_sum, unpack_order
+from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible
@@ -189,7 +190,7 @@ def _answer(
     message: Message, theta: Mapping[str, np.ndarray], updates: Mapping[int, Update | None]
 ) -> Message | None:
     """Reply of a node; None if its only client left."""
-    _, order = unpack_train(message.content)
+    order = unpack_order(TrainOrder, message.content)
     clients = [] if order.clients is None else order.clients.tolist()
     total = UpdateSum(
         theta, ["item.id"], order.weighting, order.protection, Reproducible(5), order.round

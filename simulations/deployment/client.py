@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clients.device.own_data import read_own
 from clients.device.policy import Policy
-from fedrec.errors import DataError, EngineError, RunError
+from fedrec.errors import EngineError, RunError, missing_file
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
 from simulations.deployment.layout import CATALOGUE, DATA, check_path
@@ -95,22 +95,14 @@ class ClientPlan:
 
         Raises:
             EngineError: a file in the join folder is missing, or other users can read its key.
+            ExperimentError: a setting is unknown, or its value is wrong.
             DataError: the data or the catalogue are missing, or do not match.
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
             check_path(path)  # they are part of Flower's node configuration
         if part != "executor":
             _check_keys(self.join)
-        Policy.of(self.config)  # before anything is started
-        for name, value in self.config.items():
-            text = isinstance(value, str) and not set(value) & set("\"'\\\n")
-            key = name.isascii() and name.replace("-", "").isalnum()
-            if not key or not (text or isinstance(value, bool | int | float)):
-                raise EngineError(
-                    f"invalid value {value!r:.200} of node setting {name[:100]!r}",
-                    expected="a number, true, false, or a text without quotes",
-                    fix=f"see {self.join / 'node.toml'}, and --set",
-                )
+        Policy.parse(self.config, at="node")
         if part != "supernode":
             self.check_data()
 
@@ -121,13 +113,11 @@ class ClientPlan:
             DataError: see `check`.
         """
         if self.data is None or not self.data.is_file():
-            shown = self.join / "data.csv" if self.data is None else self.data
-            raise DataError(f"the data file {shown} is missing", fix="give --data FILE")
+            file = self.join / "data.csv" if self.data is None else self.data
+            raise missing_file("the data file", file, "give --data FILE")
         if not self.catalogue.is_file():
-            raise DataError(
-                f"{self.catalogue} is missing",
-                fix="ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it",
-            )
+            fix = "ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it"
+            raise missing_file("the catalogue", self.catalogue, fix)
         read_own(self.data, self.catalogue)
 
     def node_config(self) -> str:

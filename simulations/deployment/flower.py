@@ -30,13 +30,14 @@ from simulations.deployment import flower_patches
 from simulations.deployment.flower_patches import (
     AnsweringState,
     ForkExecutor,
+    IdleNodes,
     LoadApp,
     NodeHeartbeats,
     PacedTime,
     PackedPieces,
+    answer_idle_nodes,
     ticking,
 )
-from simulations.deployment.idle_polls import IdleNodes, answer_idle_nodes
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import as_sent
 from simulations.deployment.processes import REFUSED

@@ -203,20 +203,6 @@ class _PunctualHeads(AutoHTTPProtocol):
             self._deadline = None
 
 
-def serve(
-    *,
-    host: str,
-    port: int,
-    upstream: str,
-    certificate: Path,
-    key: Path,
-    authority: Path,
-    nodes: Path | None,
-) -> None:
-    """Run the proxy until it is stopped."""
-    serve_over_tls(create_app(upstream, authority, nodes), host, port, certificate, key)
-
-
 def serve_over_tls(app: Starlette, host: str, port: int, certificate: Path, key: Path) -> None:
     """Serve an application until it is stopped."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")

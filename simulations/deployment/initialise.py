@@ -14,12 +14,7 @@ from fedrec.config import did_you_mean
 from fedrec.errors import RunError
 from fedrec.runtime.files import require_new_folder, write_atomically
 from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
-from simulations.deployment.layout import (
-    REVOKED_KEY,
-    Deployment,
-    DeploymentConfig,
-    check_path,
-)
+from simulations.deployment.layout import REVOKED_KEY, Deployment, DeploymentConfig, check_path
 from simulations.deployment.pki import (
     Authority,
     Issued,
@@ -57,12 +52,12 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     private_folder(deployment.logs)
     private_folder(path / "nodes")
     for folder in deployment.node_folders():
-        make_node(deployment, authority, folder)
-    write_compose(deployment)
+        _make_node(deployment, authority, folder)
+    _write_compose(deployment)
     return deployment
 
 
-def make_node(deployment: Deployment, authority: Authority, folder: Path) -> None:
+def _make_node(deployment: Deployment, authority: Authority, folder: Path) -> None:
     """Create a node's folder: its key for the server, its key and certificate for other nodes, and
     the authority's certificate."""
     private_folder(folder)
@@ -88,12 +83,12 @@ def add_nodes(deployment: Deployment, count: int) -> Deployment:
     before = deployment.settings.nodes
     table = {**deployment.settings.table(), "nodes": before + count}
     DeploymentConfig.parse(table, at="deployment")
-    authority = authority_of(deployment)
+    authority = _authority_of(deployment)
     for number in range(before + 1, before + count + 1):
-        make_node(deployment, authority, deployment.node(number))
+        _make_node(deployment, authority, deployment.node(number))
     grown = deployment.changed(nodes=before + count)
     _copy_catalogue(grown.node_folders())
-    write_compose(grown)
+    _write_compose(grown)
     return grown
 
 
@@ -106,7 +101,7 @@ def _copy_catalogue(folders: Sequence[Path]) -> None:
             write_atomically(file, known)
 
 
-def authority_of(deployment: Deployment) -> Authority:
+def _authority_of(deployment: Deployment) -> Authority:
     """Load the authority of a deployment, which signs certificates.
 
     Raises:
@@ -138,18 +133,18 @@ CONTAINER_USER = 10001
 """User and group of containers if root owns the deployment: the image's user."""
 
 
-def container_user() -> tuple[int, int]:
+def _container_user() -> tuple[int, int]:
     """User and group for the containers of a deployment created by this process."""
     return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
 
 
-def write_compose(deployment: Deployment) -> None:
+def _write_compose(deployment: Deployment) -> None:
     """Copy the project's `docker-compose.yml` into the deployment folder, and write `.env`, which
     docker compose reads. Without this file in the installation, there are no containers."""
     project = Path(__file__).resolve().parents[2]
     if not deployment.revoked.exists():  # otherwise docker would create a folder
         write_atomically(deployment.revoked, "")
-    user, group = container_user()
+    user, group = _container_user()
     settings = deployment.settings
     values = {
         "FEDREC_UID": user,
@@ -169,7 +164,7 @@ def write_compose(deployment: Deployment) -> None:
 
 def hand_over(deployment: Deployment) -> None:
     """Change the owner of root's files that containers open, except the authority's key."""
-    user, group = container_user()
+    user, group = _container_user()
     if user == os.getuid():
         return
     for folder, _, files in os.walk(deployment.path):
@@ -191,7 +186,7 @@ def renew(deployment: Deployment) -> list[Path]:
     Raises:
         RunError: the authority's key is missing, or another authority signed a certificate.
     """
-    authority = authority_of(deployment)
+    authority = _authority_of(deployment)
     for file in _certificates(deployment):
         try:
             write_atomically(file, authority.renewed(file.read_bytes()))

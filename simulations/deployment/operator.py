@@ -33,12 +33,10 @@ from simulations.deployment.processes import (
 from simulations.flower_commands import is_healthy, last_lines
 
 if TYPE_CHECKING:
+    from fedrec.report.page.charts import PageTable
     from simulations.deployment.client import ClientPlan
 
 START_SECONDS = 90.0
-PROCESS_HEADS = "process", "pid", "restarts", "health"
-NODE_HEADS = "node", "status", "last heartbeat", "restarts here"
-"""Column heads of `process_rows` and `node_rows`."""
 
 
 @dataclass(frozen=True)
@@ -137,23 +135,22 @@ def states(deployment: Deployment) -> list[ProcessState]:
     return states
 
 
-def process_rows(states: Sequence[ProcessState]) -> list[tuple[str, ...]]:
-    """Printed rows of processes: name, process id, restarts and health."""
+def process_table(states: Sequence[ProcessState]) -> PageTable:
+    """Table of processes."""
+    from fedrec.report.page.charts import PageTable, Row
+
     health = {None: "", True: "healthy", False: "no answer"}
-    return [
-        (
-            state.name,
-            "not running" if state.pid is None else str(state.pid),
-            str(state.restarts),
-            health[state.healthy],
-        )
-        for state in states
-    ]
+    rows = []
+    for state in states:
+        pid = "not running" if state.pid is None else str(state.pid)
+        rows.append(Row(state.name, (pid, str(state.restarts), health[state.healthy])))
+    heads = "process", "pid", "restarts", "health"
+    return PageTable("processes of this machine", heads, tuple(rows))
 
 
-def node_rows(deployment: Deployment, nodes: Sequence[Any]) -> tuple[str, list[tuple[str, ...]]]:
-    """Title and printed rows of registered nodes: name, status, last heartbeat, and the restarts of
-    the node's processes on this machine."""
+def node_table(deployment: Deployment, nodes: Sequence[Any]) -> PageTable:
+    """Table of registered nodes, with the restarts of each node's processes on this machine."""
+    from fedrec.report.page.charts import PageTable, Row
     from simulations.deployment.flower import heard, overdue
 
     now = time.time()
@@ -163,11 +160,11 @@ def node_rows(deployment: Deployment, nodes: Sequence[Any]) -> tuple[str, list[t
         restarts[name.partition("/")[0]] += entry.get("restarts", 0)
     present = sum(node.status == "online" and not overdue(node, now) for node in nodes)
     title = f"nodes: {present:,} of {len(nodes):,} registered nodes with a recent heartbeat"
-    rows = [
-        (node.name, node.status, heard(node, now), str(restarts.get(node.name, "-")))
+    rows = tuple(
+        Row(node.name, (node.status, heard(node, now), str(restarts.get(node.name, "-"))))
         for node in sorted(nodes, key=lambda node: (len(node.name), node.name))
-    ]
-    return title, rows
+    )
+    return PageTable(title, ("node", "status", "last heartbeat", "restarts here"), rows)
 
 
 def supervisor_of(deployment: Deployment) -> int | None:

@@ -40,7 +40,7 @@ _KNOWN = "epsilon", "dropped-replies", "num-clients", "loss"
 
 
 @dataclass(frozen=True)
-class RunPart:
+class _RunPart:
     """A run on the page: facts by name, its newest rounds, its newest warnings."""
 
     name: str
@@ -65,20 +65,18 @@ def page(deployment: Deployment) -> str:
         key=lambda folder: folder.stat().st_mtime,
         reverse=True,
     )
-    processes = operator.process_rows(operator.states(deployment))
-    title, nodes = operator.node_rows(deployment, known)
     return rendered(
         "federation.html.j2",
         title=f"Federation {deployment.path.name}",
         stamp=datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         notes=notes,
-        processes=_table("processes of this machine", operator.PROCESS_HEADS, processes),
-        nodes=_table(title, operator.NODE_HEADS, nodes),
+        processes=operator.process_table(operator.states(deployment)),
+        nodes=operator.node_table(deployment, known),
         runs=[run_part(folder) for folder in folders[:_RUNS]],
     )
 
 
-def run_part(folder: Path) -> RunPart:
+def run_part(folder: Path) -> _RunPart:
     """Read the run in a folder; a damaged run has its error as a fact."""
     try:
         run = RunFolder(folder)
@@ -86,7 +84,7 @@ def run_part(folder: Path) -> RunPart:
         experiment = run.experiment
         rounds = run.read_rounds()
     except FedrecError as error:
-        return RunPart(folder.name, (("state", error.problem),), None, ())
+        return _RunPart(folder.name, (("state", error.problem),), None, ())
     facts = [
         ("state", str(state["state"])),
         ("rounds", f"{state['round']:,} of {experiment.rounds:,}"),
@@ -100,10 +98,10 @@ def run_part(folder: Path) -> RunPart:
         facts.append(
             ("replies dropped or missing", f"{rounds['dropped-replies'].to_numpy().sum():,.0f}")
         )
-    return RunPart(folder.name, tuple(facts), _rounds(rounds), faults_in(run.log_file))
+    return _RunPart(folder.name, tuple(facts), _rounds(rounds), _faults_in(run.log_file))
 
 
-def faults_in(log: Path) -> tuple[str, ...]:
+def _faults_in(log: Path) -> tuple[str, ...]:
     """Newest warnings and errors at the end of a log, newest first."""
     try:
         with log.open("rb") as file:
@@ -125,10 +123,6 @@ def _rounds(rounds: pd.DataFrame) -> PageTable | None:
         for row in rounds.tail(_ROUNDS).iloc[::-1].to_dict("records")
     )
     return PageTable("Newest rounds", ("round", *names), rows)
-
-
-def _table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> PageTable:
-    return PageTable(title, heads, tuple(Row(name, tuple(cells)) for name, *cells in rows))
 
 
 log = logging.getLogger("fedrec")

@@ -245,14 +245,14 @@ class Supervisor:
                 env=environment_of(process),
                 cwd=self.folder,
                 start_new_session=True,  # so that it and its children can be stopped together
-                preexec_fn=end_with_parent,
+                preexec_fn=_end_with_parent,
             )
         finally:
             os.close(log)
 
     def _become(self, process: Process, log: int) -> None:
         os.setsid()
-        end_with_parent()
+        _end_with_parent()
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, signal.SIG_DFL)
         for stream in (1, 2):
@@ -297,7 +297,7 @@ class Supervisor:
                 break
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """Let a child process get a stop signal when its supervisor ends for any reason (Linux
     only)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)

@@ -30,9 +30,8 @@ from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
-    pack_evaluate,
-    pack_train,
-    unpack_parameters,
+    pack_order,
+    read_arrays,
     unpack_presence,
     unpack_sum,
     unpack_table,
@@ -65,9 +64,7 @@ def ask(load_tiny, identity):
 
 @pytest.fixture
 def theta(ask):
-    return {
-        name: array.copy() for name, array in unpack_parameters(ask(RecordDict(), INITIAL)).items()
-    }
+    return {name: array.copy() for name, array in read_arrays(ask(RecordDict(), INITIAL)).items()}
 
 
 def order(theta, **config):
@@ -125,7 +122,7 @@ def test_initial_parameters_are_those_of_the_experiments_seed(ask, theta):
 
 def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
     clients = ask.node.training[:3]
-    reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients))))
+    reply = unpack_sum(ask(pack_order(TrainOrder(1, clients), to_record(theta))))
     expected = updates(ask.node, theta)[:3]
     assert reply.clients == 3
     assert reply.weight == 3
@@ -142,7 +139,7 @@ def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask,
     content = ask(order(theta))
     expected = updates(ask.node, theta)
     weight = sum(examples for _, examples, _ in expected)
-    arrays = unpack_parameters(content)
+    arrays = read_arrays(content)
     for name, value in theta.items():
         mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
         np.testing.assert_allclose(arrays[name], mean, rtol=1e-5, atol=1e-6 * np.abs(mean).max())
@@ -154,10 +151,10 @@ def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask,
 
 def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
     """The proximal term is zero in the first gradient step; batches of 8 give several steps."""
-    sent = unpack_parameters(ask(order(theta, **{"proximal-mu": 0.9})))
+    sent = read_arrays(ask(order(theta, **{"proximal-mu": 0.9})))
     expected = updates(ask.node, theta, **{"proximal-mu": 0.9})
     weight = sum(examples for _, examples, _ in expected)
-    plain = unpack_parameters(ask(order(theta)))
+    plain = read_arrays(ask(order(theta)))
     for name, value in theta.items():
         mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
         np.testing.assert_allclose(sent[name], mean, rtol=1e-5, atol=1e-6 * np.abs(mean).max())
@@ -167,7 +164,7 @@ def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
 def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
     table = {"name": "sgd", "epochs": 0}
     clients = ask.node.training
-    reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients, "uniform", table))))
+    reply = unpack_sum(ask(pack_order(TrainOrder(1, clients, "uniform", table), to_record(theta))))
     assert not any(dense_change(c, theta[name]).any() for name, c in reply.total.items())
     assert reply.losses == 0
 
@@ -175,7 +172,7 @@ def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
 def test_named_clients_are_evaluated_one_row_each(ask, theta):
     clients = ask.node.evaluated[::-1]
     order = EvaluateOrder(1, clients, None)
-    table = Evaluated(*unpack_table(ask(pack_evaluate(to_record(theta), order), "evaluate"))).table
+    table = Evaluated(*unpack_table(ask(pack_order(order, to_record(theta)), "evaluate"))).table
     assert table.index.tolist() == sorted(clients.tolist())
     assert {"hits@5", "discounted-hits@5", "mrr", "group:active", "group:inactive"} <= set(
         table.columns
@@ -186,7 +183,7 @@ def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
     content = ask(order(theta), "evaluate")
     (metrics,) = content.metric_records.values()
     everyone = EvaluateOrder(1, ask.node.evaluated, None)
-    reply = ask(pack_evaluate(to_record(theta), everyone), "evaluate")
+    reply = ask(pack_order(everyone, to_record(theta)), "evaluate")
     table = Evaluated(*unpack_table(reply)).table
     assert metrics["num-examples"] == len(table) == len(ask.node.evaluated)
     assert not content.array_records

@@ -12,19 +12,18 @@ from flwr.serverapp.strategy import FedAvg, FedProx
 from fedrec.protocol import messages
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
-    pack_evaluate,
-    pack_parameters,
+    pack_arrays,
+    pack_order,
     pack_presence,
     pack_standard,
     pack_sum,
     pack_table,
-    pack_train,
-    unpack_evaluate,
-    unpack_parameters,
+    read_arrays,
+    unpack_order,
     unpack_presence,
     unpack_sum,
     unpack_table,
-    unpack_train,
+    writable_arrays,
 )
 from fedrec.protocol.orders import EvaluateOrder, Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import (
@@ -97,9 +96,9 @@ def test_arrays_keep_bits_types_shapes_and_order_in_copies_that_may_be_written()
 )
 def test_training_order(clients, step):
     arrays = to_record(ARRAYS)
-    content = pack_train(arrays, TrainOrder(5, clients, "examples", step))
+    content = pack_order(TrainOrder(5, clients, "examples", step), arrays)
     assert content[messages.ARRAYS] is arrays  # shared between messages, not copied
-    found, order = unpack_train(sent(content))
+    found, order = writable_arrays(sent(content)), unpack_order(TrainOrder, sent(content))
     same(ARRAYS, found)
     assert (order.round, order.weighting, order.step, order.overrides) == (5, "examples", step, {})
     if clients is None:
@@ -118,16 +117,16 @@ def test_sum():
 @pytest.mark.parametrize("clients", [None, np.array([4, 1])])
 def test_evaluation_order(clients):
     step = {"name": "sgd", "epochs": 0}
-    content = pack_evaluate(to_record(ARRAYS), EvaluateOrder(7, clients, step))
-    found, order = unpack_evaluate(sent(content))
-    same(ARRAYS, found)
+    content = pack_order(EvaluateOrder(7, clients, step), to_record(ARRAYS))
+    same(ARRAYS, writable_arrays(sent(content)))
+    order = unpack_order(EvaluateOrder, sent(content))
     assert order.round == 7 and order.step == step
     assert order.clients is None if clients is None else order.clients.tolist() == [4, 1]
 
 
 def test_table_keeps_clients_columns_and_missing_values():
     columns = {"hits@5": np.array([0.5, np.nan]), "rows": np.array([3, 4])}
-    clients, found = unpack_table(sent(pack_table(np.array([9, 2]), columns)))
+    clients, found, _ = unpack_table(sent(pack_table(np.array([9, 2]), columns)))
     assert clients.tolist() == [9, 2] and list(found) == list(columns)
     same({name: values.astype(float) for name, values in columns.items()}, found)
 
@@ -154,7 +153,7 @@ def test_presence_and_parameters():
     presence = Presence(3, np.array([1, 4]), np.array([], dtype=np.int64))
     found = unpack_presence(sent(pack_presence(presence)))
     assert (found.partition, found.training.tolist(), found.evaluated.tolist()) == (3, [1, 4], [])
-    same(ARRAYS, unpack_parameters(sent(pack_parameters(ARRAYS))))
+    same(ARRAYS, read_arrays(sent(pack_arrays(ARRAYS))))
 
 
 def test_standard_form_is_what_flower_expects():
@@ -175,13 +174,13 @@ class _TwoNodes:
 def test_orders_of_flowers_own_strategies(identity, strategy, overrides):
     messages = list(strategy.configure_train(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes()))
     assert len(messages) == 2 and all(isinstance(message, Message) for message in messages)
-    found, order = unpack_train(messages[0].content)
-    same(ARRAYS, found)
+    same(ARRAYS, writable_arrays(messages[0].content))
+    order = unpack_order(TrainOrder, messages[0].content)
     assert (order.round, order.clients, order.step) == (4, None, None)
     assert order.overrides == overrides
     (message, _) = strategy.configure_evaluate(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes())
-    found, asked = unpack_evaluate(message.content)
-    same(ARRAYS, found)
+    same(ARRAYS, writable_arrays(message.content))
+    asked = unpack_order(EvaluateOrder, message.content)
     assert asked.round == 4 and asked.clients is None and asked.step is None
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedrec.errors import RunError
-from fedrec.protocol.messages import pack_train, read_arrays, unpack_train
+from fedrec.protocol.messages import pack_order, read_arrays, writable_arrays
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.runtime.files import require_new_folder, write_atomically
@@ -250,11 +250,11 @@ def test_another_array_in_the_place_of_one_that_is_kept_open_is_not_mistaken_for
 @shares
 def test_a_record_has_one_array_to_read_and_others_to_write(table):
     arrays = share({"item.id": table})
-    content = pickle.loads(pickle.dumps(pack_train(to_record(arrays), TrainOrder(1, np.arange(2)))))
-    written, _ = unpack_train(content)
+    content = pickle.loads(pickle.dumps(pack_order(TrainOrder(1, np.arange(2)), to_record(arrays))))
+    written = writable_arrays(content)
     written["item.id"][0] = -1.0
     np.testing.assert_array_equal(read_arrays(content)["item.id"], table)
-    np.testing.assert_array_equal(unpack_train(content)[0]["item.id"], table)
+    np.testing.assert_array_equal(writable_arrays(content)["item.id"], table)
     np.testing.assert_array_equal(arrays["item.id"], table)
 
 

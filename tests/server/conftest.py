@@ -14,14 +14,12 @@ from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,
     SECURE_UNMASK,
-    pack_train,
-    unpack_parameters,
+    pack_order,
+    read_arrays,
     unpack_sum,
 )
 from fedrec.protocol.orders import TrainOrder
-from fedrec.protocol.secure import (
-    UnmaskOrder,
-)
+from fedrec.protocol.secure import UnmaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
@@ -32,6 +30,7 @@ from server.privacy.secure_sums import FEDERATION, secure_sums
 from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut
 from simulations.engines.grid import FIRST_NODE_ID, SerialGrid, contexts_of
+from tests.clients.device.test_device_node import files_of
 
 STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 
@@ -86,10 +85,8 @@ class UnreliableGrid(SerialGrid):
 
 def settings_of(folder):
     """Node configuration of a real node."""
-    files = {"data": folder / "data.csv", "catalogue": folder / "catalogue.json", "join": folder}
-    own = {"private-dir": folder / "state", **files}
-    place = int(folder.name.removeprefix("node-"))
-    return {"partition-id": place, "numbers": True, **{k: str(v) for k, v in own.items()}}
+    files = {key: str(file) for key, file in (files_of(folder) | {"join": folder}).items()}
+    return {"partition-id": int(folder.name.removeprefix("node-")), "numbers": True, **files}
 
 
 def certified(experiment, output, nodes):
@@ -123,9 +120,7 @@ class Federation:
         self.roster = call_roster(self.grid, timeout=60.0)
         self.sums = secure_sums(self.experiment, self.grid, self.roster)
         (fresh,) = self.plain.send_and_receive([Message(RecordDict(), FIRST_NODE_ID, INITIAL)])
-        self.theta = {
-            name: np.array(value) for name, value in unpack_parameters(fresh.content).items()
-        }
+        self.theta = {name: np.array(value) for name, value in read_arrays(fresh.content).items()}
         self.groups = dict(self.roster.for_training(self.roster.training))
 
     def order(self, protection=None, weighting="uniform"):
@@ -133,7 +128,7 @@ class Federation:
         return TrainOrder(1, self.roster.training, weighting, step, protection=protection)
 
     def secure(self, order=None):
-        content = pack_train(to_record(self.theta), order or self.order())
+        content = pack_order(order or self.order(), to_record(self.theta))
         (reply,) = self.sums.send_and_receive([Message(content, FEDERATION, "train")])
         assert reply.metadata.src_node_id == FEDERATION
         return unpack_sum(reply.content)
@@ -144,7 +139,7 @@ class Federation:
         for place in places:
             node = FIRST_NODE_ID + place
             own = replace(order or self.order(), clients=self.groups[node])
-            content = pack_train(to_record(self.theta), own)
+            content = pack_order(own, to_record(self.theta))
             (reply,) = self.plain.send_and_receive([Message(content, node, "train")])
             found.append(unpack_sum(reply.content))
         return found
@@ -170,14 +165,15 @@ class Dialogue:
         self.authority = Authority.create("test")
         for place, node in enumerate(self.nodes if certified else ()):
             node.identity, node.run = self.identity(f"node-{place}"), "run"
-        channels, proofs = zip(*(secure.channel_key(node) for node in self.nodes), strict=True)
+        replies = [secure.channel_key(node) for node in self.nodes]
+        channels = [reply.key for reply in replies]
         counts = [len(made.groups[FIRST_NODE_ID + place]) for place in range(len(channels))]
         quorum = made.experiment.secure_aggregation.quorum(len(channels))
         largest = made.sums.settings.largest
         bits = session_bits(made.order().protection, sum(counts), len(counts), largest)
         training = digest_of(made.order(), made.theta)
         self.session = Session(
-            channels, quorum, bits, counts, training, proofs if certified else ()
+            channels, quorum, bits, counts, training, [r.proof for r in replies if certified]
         )
         self.share_orders = self.session.share_orders()
         self.made = made

@@ -140,7 +140,8 @@ def test_clients_are_grouped_by_the_node_that_hosts_them():
         (17, 450, 901), (presence(0, [0, 3], [6]), presence(1, [1]), presence(2, [2, 5], [8]))
     )
     groups = {
-        node: clients.tolist() for node, clients in roster.by_node(np.array([0, 2, 3, 5, 6, 8]))
+        node: clients.tolist()
+        for node, clients in roster.by_node(np.array([-1, 0, 2, 3, 4, 5, 6, 8, 9]))
     }
     assert groups == {17: [0, 3, 6], 901: [2, 5, 8]}
     assert list(roster.by_node(NOBODY)) == []

@@ -24,8 +24,7 @@ from fedrec.protocol.serialization import to_record
 from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from server import cohort as selection
-from server.callbacks.base import Callback
-from server.callbacks.progress import Progress
+from server.callbacks.base import Callback, Progress
 from server.loop import Loop
 from server.privacy.guard import Guard
 from simulations import runner

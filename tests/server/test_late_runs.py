@@ -17,8 +17,8 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
 from fedrec.privacy.ledger import Ledger
-from fedrec.protocol.messages import pack_sum, unpack_train
-from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.messages import pack_sum, unpack_order, writable_arrays
+from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
@@ -298,7 +298,7 @@ def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline
 
     def answered(messages, timeout):
         (message,) = messages
-        arrays, order = unpack_train(message.content)
+        arrays, order = writable_arrays(message.content), unpack_order(TrainOrder, message.content)
         assert order.clients.tolist() == [2] and arrays["w"].tolist() == old.tolist()
         change = SparseUpdate((3, 1), np.array([1]), np.array([[4.0]]), drift=-0.5)
         return [Message(pack_sum(TrainSum({"w": change}, 1, 1.0, 4, 0.0, 0)), reply_to=message)]

@@ -15,17 +15,8 @@ from clients.steps.sgd import Sgd
 from clients.storage import SessionSecrets
 from fedrec.errors import ClientError, RefusalError
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import (
-    pack_train,
-)
-from fedrec.protocol.secure import (
-    SEALED_BYTES,
-    MaskOrder,
-    counted,
-    listed,
-    pieces,
-    unlisted,
-)
+from fedrec.protocol.messages import pack_order
+from fedrec.protocol.secure import SEALED_BYTES, MaskOrder, counted, listed, pieces, unlisted
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.secure import keys as masks
@@ -176,7 +167,7 @@ def test_a_plain_experiment_has_no_sessions(federation, identity):
     with pytest.raises(ClientError, match="no secure aggregation"):
         secure.channel_key(plain)
     masked = replace(made.order(), secure=MaskOrder(bytes(16), b"", b""))
-    content = pack_train(to_record(made.theta), masked)
+    content = pack_order(masked, to_record(made.theta))
     (reply,) = made.plain.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
     assert reply.has_error()
 

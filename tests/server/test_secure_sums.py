@@ -12,17 +12,9 @@ from flwr.app import Message, RecordDict
 from clients.app import node_of
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import (
-    pack_masked,
-    pack_sum,
-    pack_train,
-    pack_words,
-)
+from fedrec.protocol.messages import pack_masked, pack_order, pack_sum
 from fedrec.protocol.orders import TrainSum
-from fedrec.protocol.secure import (
-    ShareReply,
-    UnmaskReply,
-)
+from fedrec.protocol.secure import ShareReply, UnmaskReply
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import dense_change, network_bytes
 from fedrec.secure import vector
@@ -205,9 +197,9 @@ FORGERIES = {
         lambda content: pack_masked(np.zeros(9, np.uint64)),
     ),
     "a bare sum": ("train", lambda content: pack_sum(TrainSum({}, 1, 1.0, 1, 0.0, 0))),
-    "keys of another length": ("shares", lambda content: pack_words(ShareReply(b"", b"", b""))),
+    "keys of another length": ("shares", lambda content: pack_order(ShareReply(b"", b"", b""))),
     "nothing": ("shares", lambda content: RecordDict()),
-    "shares of another length": ("unmask", lambda content: pack_words(UnmaskReply(b"1"))),
+    "shares of another length": ("unmask", lambda content: pack_order(UnmaskReply(b"1"))),
 }
 
 
@@ -239,7 +231,7 @@ def test_nodes_that_are_not_in_a_sum_are_recorded(federation):
 
 def test_false_shares_are_noticed(federation, caplog):
     made = federation(3)
-    made.grid.forged[0, "unmask"] = lambda content: pack_words(UnmaskReply(bytes(range(48))))
+    made.grid.forged[0, "unmask"] = lambda content: pack_order(UnmaskReply(bytes(range(48))))
     with caplog.at_level(logging.WARNING, "fedrec"):
         assert made.secure().clients == 0
     assert "do not match" in caplog.text
@@ -290,6 +282,6 @@ def test_orders_for_more_than_a_sum_are_refused(federation, changes):
 def test_a_node_gives_no_bare_sum_in_such_a_run(federation):
     made = federation(2)
     for order in (made.order(), replace(made.order(), clients=None)):
-        content = pack_train(to_record(made.theta), order)
+        content = pack_order(order, to_record(made.theta))
         (reply,) = made.grid.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
         assert reply.has_error() and "requests an unmasked sum" in reply.error.reason

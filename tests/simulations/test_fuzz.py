@@ -26,7 +26,7 @@ from fedrec.data.recognition import recognise
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import override
 from fedrec.privacy.ledger import Ledger
-from fedrec.protocol.messages import pack_sum, pack_train, read_arrays
+from fedrec.protocol.messages import pack_order, pack_sum, read_arrays
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.serialization import _PACKED, for_the_network, from_the_network, to_record
 from fedrec.report.comparison import compare
@@ -288,7 +288,7 @@ RAW = st.builds(
 def test_answers_of_nodes(tmp_path, data):
     order = TrainOrder(1, np.array([1, 2]), "uniform", {"name": "sgd"})
     message = Message(
-        pack_train(ArrayRecord({n: Array(v) for n, v in THETA.items()}), order), 2, "train"
+        pack_order(order, ArrayRecord({n: Array(v) for n, v in THETA.items()})), 2, "train"
     )
     content = pack_sum(SUM)
     for record in list(content):

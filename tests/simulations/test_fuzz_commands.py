@@ -160,16 +160,15 @@ KEYS = ("secure-bits", "secure-session", "server-round", "lr", "x")
 @given(st.data())
 def test_a_damaged_order_is_refused_in_words(data):
     order = messages.TrainOrder(1, np.array([0]), "uniform", {"name": "sgd"})
-    content = messages.pack_train(ArrayRecord({"w": Array(np.zeros(2, np.float32))}), order)
+    content = messages.pack_order(order, ArrayRecord({"w": Array(np.zeros(2, np.float32))}))
     keys = [*content["config"], "clients", "each", "protection", *KEYS]
     for key in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3)):
         content["config"][key] = data.draw(VALUES)
-    found = told(messages.unpack_train_order, content)
-    assert isinstance(found, str | messages.TrainOrder)
-    if not isinstance(found, str):
-        assert isinstance(found.round, int) and isinstance(found.step, dict | None)
-    found = told(lambda: messages.unpack_evaluate(content)[1])
-    assert isinstance(found, str | messages.EvaluateOrder)
+    for kind in (messages.TrainOrder, messages.EvaluateOrder):
+        found = told(messages.unpack_order, kind, content)
+        assert isinstance(found, str | kind)
+        if not isinstance(found, str):
+            assert isinstance(found.round, int) and isinstance(found.step, dict | None)
 
 
 def damaged(content, data):

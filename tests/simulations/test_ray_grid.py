@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ClientError, EngineError
 from fedrec.experiment.loading import load
-from fedrec.protocol.messages import HELLO, INITIAL, pack_train, unpack_parameters
+from fedrec.protocol.messages import HELLO, INITIAL, pack_order, read_arrays
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.runs.folder import RunFolder
@@ -51,12 +51,12 @@ def grid(run, leftovers):
 @pytest.fixture
 def theta(grid, run):
     (reply,) = grid.send_and_receive([Message(RecordDict(), 2, INITIAL)])
-    return unpack_parameters(reply.content)
+    return read_arrays(reply.content)
 
 
 def training(theta, node, clients, step=None):
     order = TrainOrder(1, np.array(clients, dtype=np.int64), step=step)
-    return Message(pack_train(theta, order), node, "train")
+    return Message(pack_order(order, theta), node, "train")
 
 
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):

@@ -18,7 +18,7 @@ from clients.steps.descent import Update, as_block
 from clients.sums import UpdateSum
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
-from fedrec.protocol.messages import pack_sum, unpack_train
+from fedrec.protocol.messages import pack_sum, unpack_order
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.rng import Reproducible
@@ -198,7 +198,7 @@ class Federation:
 
 def order_of(message: Message) -> TrainOrder:
     """The order in a training message."""
-    return unpack_train(message.content)[1]
+    return unpack_order(TrainOrder, message.content)
 
 
 def flat(released: dict[str, np.ndarray]) -> np.ndarray:

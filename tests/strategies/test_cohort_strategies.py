@@ -22,12 +22,7 @@ from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import (
-    pack_each,
-    pack_sum,
-    unpack_each,
-    unpack_train,
-)
+from fedrec.protocol.messages import pack_each, pack_sum, unpack_each, unpack_order
 from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import dense_change
@@ -82,7 +77,7 @@ def answer(message, w, b, clients, weight, loss=(0.0, 0)):
 def test_every_node_gets_one_message_with_its_clients_and_the_step():
     strategy = reptile()
     messages = configured(strategy, 3)
-    orders = [unpack_train(message.content)[1] for message in messages]
+    orders = [unpack_order(TrainOrder, message.content) for message in messages]
     assert [message.metadata.dst_node_id for message in messages] == [7, 5]
     assert [order.clients.tolist() for order in orders] == [[0, 2], [1]]
     assert all(order.round == 3 and order.step == STEP for order in orders)

@@ -19,8 +19,14 @@ from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import from_record
 from fedrec.rng import stream, torch_stream
 from strategies.base import Aggregate
-from strategies.metamf import MetaMfStrategy, MetaMfStrategyConfig
-from strategies.per_client import GpfedrecStrategy, GpfedrecStrategyConfig, Uploads, edges
+from strategies.per_client import (
+    GpfedrecStrategy,
+    GpfedrecStrategyConfig,
+    MetaMfStrategy,
+    MetaMfStrategyConfig,
+    Uploads,
+    edges,
+)
 from tests.runs import parameters_in
 
 GUIDED = (

@@ -14,8 +14,8 @@ from fedrec.components.registry import STRATEGY, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.messages import unpack_train
-from fedrec.protocol.orders import Presence, TrainEach
+from fedrec.protocol.messages import unpack_order
+from fedrec.protocol.orders import Presence, TrainEach, TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import SparseUpdate
 from server.checkpoint import make_strategy
@@ -246,7 +246,7 @@ def made(load_tiny):
 def orders(strategy, round_number):
     record = to_record({"w": np.zeros(2, np.float32)})
     messages = list(strategy.configure_train(round_number, record, ConfigRecord(), None))
-    return [unpack_train(message.content)[1] for message in messages]
+    return [unpack_order(TrainOrder, message.content) for message in messages]
 
 
 @pytest.mark.usefixtures("identity")

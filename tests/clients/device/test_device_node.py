@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from clients.app import app, node_of
-from clients.device.node import DeviceNode, own_node
+from clients.device.node import DeviceNode
 from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients
@@ -27,17 +27,15 @@ from clients.participation import Limits, Participation
 from clients.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
-from fedrec.errors import ClientError, DataError, RefusalError
+from fedrec.errors import ClientError, DataError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import GROUP, Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     INITIAL,
     ITEMS,
-    pack_evaluate,
-    pack_item_query,
-    pack_train,
-    unpack_parameters,
+    pack_order,
+    read_arrays,
     unpack_sum,
     unpack_table,
 )
@@ -61,15 +59,17 @@ def shards(load_tiny, tmp_path):
     return folders
 
 
-def own(experiment, folder, data=None, policy=None, **settings):
-    where = {
-        "state": folder / "state",
-        "data": data or folder / "data.csv",
-        "catalogue": folder / "catalogue.json",
-    }
-    return DeviceNode(
-        experiment, experiment.digest()[:16], **where, policy=Policy(**(policy or {})), **settings
-    )
+def files_of(folder):
+    """Files in the settings of a node."""
+    names = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
+    return {key: folder / name for key, name in names.items()}
+
+
+def own(experiment, folder, data=None, **settings):
+    """A node with its own data, and settings of its owner."""
+    settings = {name.replace("_", "-"): value for name, value in settings.items()}
+    files = files_of(folder) | ({} if data is None else {"data": data})
+    return DeviceNode(experiment, experiment.digest()[:16], files | settings)
 
 
 def certify(folder):
@@ -94,7 +94,7 @@ def assert_same(one, other, *names):
 def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards):
     experiment = load_tiny()
     for place, folder in enumerate(shards):
-        mine = own(experiment, folder, partition=place, **NUMBERED)
+        mine = own(experiment, folder, partition_id=place, **NUMBERED)
         simulated = Node(experiment, place, 2, None)
         assert_same(mine, simulated, "training", "evaluated")
         assert len(mine.training) > 5 and mine.work is None
@@ -147,7 +147,7 @@ def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny
     """Counts and products in training, and a taste from the device's own rows in evaluation."""
     experiment = load_tiny(*FOLD_IN)
     simulated = Node(experiment, 0, 2, None)
-    nodes = own(experiment, shards[0], partition=0, **NUMBERED), simulated
+    nodes = own(experiment, shards[0], partition_id=0, **NUMBERED), simulated
     arrays = {name: value.numpy() for name, value in simulated.initial().items()}
     for number, name in enumerate(("counts", "gram"), start=1):
         order = TrainOrder(number, simulated.training, step={"name": name, "low-rated": 0.3})
@@ -255,20 +255,22 @@ def test_a_part_that_is_none_is_refused(load_tiny, shards):
 def test_the_dataset_that_the_server_names_is_never_read(load_tiny, shards):
     elsewhere = load_tiny("dataset.name=table", "dataset.path=/etc/passwd")
     assert (
-        own(elsewhere, shards[0], partition=0, **NUMBERED).training.tolist()
-        == own(load_tiny(), shards[0], partition=0, **NUMBERED).training.tolist()
+        own(elsewhere, shards[0], partition_id=0, **NUMBERED).training.tolist()
+        == own(load_tiny(), shards[0], partition_id=0, **NUMBERED).training.tolist()
     )
 
 
 def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
-    node = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)
+    with pytest.raises(ExperimentError, match=r"unknown key 'node\.most-round'"):
+        own(load_tiny(), shards[0], most_round=2, **NUMBERED)
+    node = own(load_tiny(), shards[0], most_rounds=2, **NUMBERED)
     mine, foreign = node.training[:2], np.array([1, 10**6])
     order = TrainOrder(1, np.concatenate([mine, foreign]))
     assert node.accept(order).clients.tolist() == mine.tolist()
     assert (
         node.accept(replace(order, round=2, clients=mine[:1])).clients.tolist() == mine[:1].tolist()
     )
-    again = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)  # after a restart
+    again = own(load_tiny(), shards[0], most_rounds=2, **NUMBERED)  # after a restart
     assert again.accept(replace(order, round=3)).clients.tolist() == mine[1:].tolist()
     assert [rounds for rounds, _ in again.memory.spent().values()] == [2, 2]
 
@@ -278,9 +280,8 @@ def test_the_limits_of_a_shard_end_after_ten_runs_of_the_experiment(load_tiny, s
     experiment = load_tiny("rounds=2")
     cut(experiment, [shards[0]])
     table = tomllib.loads((shards[0] / "node.toml").read_text())
-    policy = Policy.of(table)
-    assert (policy.most_rounds, policy.most_evaluations) == (20, 40)
-    node = own(experiment, shards[0], policy=policy.model_dump(), partition=0, **NUMBERED)
+    node = own(experiment, shards[0], **table)
+    assert (node.policy.most_rounds, node.policy.most_evaluations) == (20, 40)
     took = []
     for run in range(12):
         node.run = f"{run:016x}"
@@ -307,27 +308,26 @@ def arrived(answer):
 
 def context_of(experiment, folder):
     """The context of a node, as Flower makes it."""
-    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
-    config = {key: str(folder / name) for key, name in files.items()}
     run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
-    return Context(1, 2, {**config, **NUMBERED, "partition-id": 0}, RecordDict(), run)
+    settings = {name: str(file) for name, file in files_of(folder).items()}
+    return Context(1, 2, {**settings, **NUMBERED, "partition-id": 0}, RecordDict(), run)
 
 
 def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
     experiment = load_tiny()
     context = context_of(experiment, shards[0])
-    theta = unpack_parameters(arrived(app(Message(RecordDict(), 2, INITIAL), context)))
+    theta = read_arrays(arrived(app(Message(RecordDict(), 2, INITIAL), context)))
     node = node_of(context)
     assert isinstance(node, DeviceNode)
     assert node.private.file == shards[0] / "state" / "private" / "00ff00ff00ff00ff.sqlite"
     everybody = Population.of(experiment).evaluated_clients("test")
     order = EvaluateOrder(1, everybody)
-    asked = Message(pack_evaluate(to_record(theta), order), 2, "evaluate")
+    asked = Message(pack_order(order, to_record(theta)), 2, "evaluate")
     table = Evaluated(*unpack_table(arrived(app(asked, context)))).table
     assert table.index.tolist() == node.evaluated.tolist() and len(table) < len(everybody)
     assert not [column for column in table if column.startswith(GROUP)]
     order = TrainOrder(1, np.arange(24))
-    answer = app(Message(pack_train(to_record(theta), order), 2, "train"), context).content
+    answer = app(Message(pack_order(order, to_record(theta)), 2, "train"), context).content
     assert all(
         type(a).__name__ == "Array"
         for record in answer.array_records.values()
@@ -340,7 +340,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
     experiment = load_tiny("engine.path=reference")
     for place, folder in enumerate(shards):
         simulated = Node(experiment, place, 2, None)
-        nodes = own(experiment, folder, partition=place, **NUMBERED), simulated
+        nodes = own(experiment, folder, partition_id=place, **NUMBERED), simulated
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
         assert assert_same_sums(nodes, theta, TrainOrder(3, simulated.training)) > 0
 
@@ -349,7 +349,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 def test_no_server_learns_which_items_a_client_has(load_tiny, shards, identity, purpose):
     order = ItemQuery(1, np.array([0, 2]), purpose, {"name": "sgd"})
     with pytest.raises(RefusalError, match="not available on real clients"):
-        app(Message(pack_item_query(order), 2, ITEMS), context_of(load_tiny(), shards[0]))
+        app(Message(pack_order(order), 2, ITEMS), context_of(load_tiny(), shards[0]))
 
 
 def test_memory_survives_and_keeps_runs_apart(tmp_path):
@@ -392,31 +392,19 @@ print([name for name in sys.modules if name.partition(".")[0] == "simulations"])
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
     with pytest.raises(RefusalError, match=r"does not send its own sum.*least-nodes = 3"):
-        own(load_tiny(), shards[0], policy={"least_nodes": 3})
+        own(load_tiny(), shards[0], least_nodes=3)
     secure = load_tiny("secure-aggregation=true")
     with pytest.raises(RefusalError, match=r"has no signing.key and signing.crt"):
         own(secure, shards[0])
     certify(shards[0])
-    assert own(secure, shards[0], policy={"least_nodes": 3}, join=shards[0]).least_nodes == 3
-    assert (
-        own(secure, shards[0], join=shards[0]).least_nodes
-        == own(load_tiny(), shards[1]).least_nodes
-        == 0
-    )
-    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
-    settings = (
-        *((key, str(shards[0] / file)) for key, file in files.items()),
-        ("least-nodes", 3),
-        ("join", str(shards[0])),
-    )
-    assert own_node(secure.model_dump_json(), "1" * 16, settings).least_nodes == 3
-    with pytest.raises(RefusalError, match="does not send its own sum"):
-        own_node(load_tiny().model_dump_json(), "2" * 16, settings)
+    assert own(secure, shards[0], least_nodes=3, join=shards[0]).least_nodes == 3
+    bare = own(secure, shards[0], join=shards[0]), own(load_tiny(), shards[1])
+    assert [node.least_nodes for node in bare] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["²", "x", "", "-1", "1.5", str(2**62), "9" * 5000])
 def test_a_name_that_is_no_number_is_refused(name):
-    node = SimpleNamespace(named_by_number=True)
+    node = SimpleNamespace(policy=Policy(numbers=True))
     with pytest.raises(ClientError, match="not a number"):
         DeviceNode._numbers(node, ["7", name])
     assert DeviceNode._numbers(node, ["7", str(2**62 - 1)]).tolist() == [7, 2**62 - 1]

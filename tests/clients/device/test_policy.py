@@ -28,9 +28,8 @@ from fedrec.protocol.messages import (
     CONFIG,
     INITIAL,
     METRICS,
-    pack_evaluate,
-    pack_train,
-    unpack_parameters,
+    pack_order,
+    read_arrays,
     unpack_presence,
     unpack_sum,
     unpack_table,
@@ -38,6 +37,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from simulations.deployment.shards import cut
+from tests.clients.device.test_device_node import files_of
 
 pytestmark = pytest.mark.usefixtures("identity")
 RUN = "0123456789abcdef"
@@ -55,12 +55,8 @@ class Victim:
     def __init__(self, folder, experiment, **settings):
         self.folder = folder
         cut(experiment, [folder])
-        table = {
-            "data": str(folder / "data.csv"),
-            "catalogue": str(folder / "catalogue.json"),
-            "numbers": True,
-        }
-        self.config = {**table, "private-dir": str(folder / "state"), "partition-id": 0, **settings}
+        files = {key: str(file) for key, file in files_of(folder).items()}
+        self.config = {**files, "numbers": True, "partition-id": 0, **settings}
         self.settings = experiment.table()
 
     def context(self, changes=None, **run):
@@ -77,7 +73,7 @@ class Victim:
         return answer.content
 
     def theta(self, **context):
-        return {n: np.array(v) for n, v in unpack_parameters(self.ask(INITIAL, **context)).items()}
+        return {n: np.array(v) for n, v in read_arrays(self.ask(INITIAL, **context)).items()}
 
     def order(self, number=1, step=None, **changes):
         section = Experiment.parse(self.settings).step
@@ -85,13 +81,13 @@ class Victim:
         return TrainOrder(number, np.arange(24), "uniform", {**own, **(step or {})}, **changes)
 
     def train(self, order, extra=None, **context):
-        content = pack_train(to_record(self.theta(**context)), order)
+        content = pack_order(order, to_record(self.theta(**context)))
         content[CONFIG].update(extra or {})
         return unpack_sum(self.ask("train", content, **context))
 
     def evaluate(self, number=1, step=None, clients=None, **context):
         ids = np.arange(24) if clients is None else clients
-        content = pack_evaluate(to_record(self.theta(**context)), EvaluateOrder(number, ids, step))
+        content = pack_order(EvaluateOrder(number, ids, step), to_record(self.theta(**context)))
         return Evaluated(*unpack_table(self.ask("evaluate", content, **context))).table
 
 
@@ -215,7 +211,7 @@ def test_an_order_without_protection_gives_no_bare_update(victim):
     assert node.train(node.order(protection=local(names=names))).clients > 0
     refused(lambda: node.train(node.order()), "got: protection:")
     standard = TrainOrder(1, None, "examples", None)
-    content = pack_train(to_record(node.theta()), standard)
+    content = pack_order(standard, to_record(node.theta()))
     refused(lambda: node.ask("train", content), "got: protection:")
 
 
@@ -468,7 +464,7 @@ def test_evaluations_are_counted_over_all_runs(victim):
     assert len(node.evaluate(1, run="f" * 16)) == 0
     own_node.cache_clear()  # another process
     assert len(node.evaluate(1)) == 0
-    standard = pack_evaluate(to_record(node.theta()), EvaluateOrder(1, None))
+    standard = pack_order(EvaluateOrder(1, None), to_record(node.theta()))
     assert node.ask("evaluate", standard)[METRICS]["num-examples"] == 0
 
 
@@ -528,9 +524,9 @@ def test_parameters_that_are_not_finite_are_refused_before_anyone_takes_part(vic
     theta = node.theta()
     order = node.order(protection=local(names=theta))
     theta[next(iter(theta))][1] = value
-    content = pack_train(to_record(theta), order)
+    content = pack_order(order, to_record(theta))
     refused(lambda: node.ask("train", content), "invalid parameters in an order")
-    content = pack_evaluate(to_record(theta), EvaluateOrder(1, np.arange(24), None))
+    content = pack_order(EvaluateOrder(1, np.arange(24), None), to_record(theta))
     refused(lambda: node.ask("evaluate", content), "invalid parameters in an order")
     assert node.train(order).clients == 18
 
@@ -624,7 +620,7 @@ def test_replies_leave_at_multiples_of_the_owners_interval(victim, monkeypatch, 
     for clock.work, given in ((2.5, order), (7.25, order), (0.5, node.order())):
         before = clock.now
         with suppress(RefusalError):
-            node.ask("train", pack_train(to_record(theta), given))
+            node.ask("train", pack_order(given, to_record(theta)))
         found.append(clock.now - before)
     assert found == pytest.approx(ends)
 

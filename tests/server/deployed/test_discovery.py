@@ -12,13 +12,12 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
-from fedrec.protocol.messages import pack_parameters, pack_presence, pack_sum, pack_train
+from fedrec.protocol.messages import pack_arrays, pack_order, pack_presence, pack_sum
 from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
 from server.deployed.discovery import Discovery, most_common_parameters, read_roster, write_roster
-from server.deployed.federation import DeployedFederation, _check_registered
-from server.deployed.grid import DeployedGrid
+from server.deployed.federation import DeployedFederation, DeployedGrid, _check_registered
 from server.exchange import DroppedReplies, answers
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -343,7 +342,7 @@ def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not(
 
 
 def parameters(value, shape=(2, 3)):
-    return pack_parameters({"w": np.full(shape, value, dtype=np.float32)})
+    return pack_arrays({"w": np.full(shape, value, dtype=np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -413,7 +412,7 @@ def a_round(federation, number=1, clients=1):
     nodes = federation.grid.get_node_ids()
     orders = [TrainOrder(number, np.arange(clients) + clients * node, "uniform") for node in nodes]
     messages = [
-        Message(pack_train(to_record(THETA), order), node, "train")
+        Message(pack_order(order, to_record(THETA)), node, "train")
         for node, order in zip(nodes, orders, strict=True)
     ]
     _, replies = federation._exchange(messages)
@@ -550,7 +549,7 @@ def test_one_message_per_client_is_refused_before_anything_is_sent():
     """Of a node's replies only one is accepted, so all others would be lost."""
     orders = [TrainOrder(1, np.array([client]), "uniform", {"name": "sgd"}) for client in range(4)]
     messages = [
-        Message(pack_train(to_record(THETA), order), 7 + number // 3, "train")
+        Message(pack_order(order, to_record(THETA)), 7 + number // 3, "train")
         for number, order in enumerate(orders)
     ]
     federation = object.__new__(DeployedFederation)  # without a grid: nothing can be sent

@@ -3,6 +3,7 @@
 
 from collections import deque
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,6 @@ import pandas as pd
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from clients.device.node import DeviceNode
 from clients.node import Node
 from clients.round import train_clients
 from fedrec.errors import RefusalError
@@ -20,11 +20,11 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
     pack_each,
+    pack_order,
     pack_sum,
     pack_table,
-    pack_train,
+    read_arrays,
     unpack_each,
-    unpack_parameters,
     unpack_sum,
 )
 from fedrec.protocol.orders import (
@@ -39,16 +39,11 @@ from fedrec.protocol.serialization import for_the_network, from_the_network, ope
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
 from server.cohort import Roster
-from server.deployed.validation import (
-    LARGER,
-    ReplyValidator,
-    evaluated,
-    norm_bounds,
-    of_usual_size,
-)
+from server.deployed.validation import LARGER, ReplyValidator, evaluated, norm_bounds, of_usual_size
 from server.evaluation import Evaluator
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut
+from tests.clients.device.test_device_node import own
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -58,7 +53,7 @@ THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.floa
 def asked(*nodes, clients=(1, 2), step="sgd", **order):
     if clients is not None:
         order = TrainOrder(1, np.array(clients), step={"name": step}, **order)
-        return [Message(pack_train(to_record(THETA), order), node, "train") for node in nodes]
+        return [Message(pack_order(order, to_record(THETA)), node, "train") for node in nodes]
     config = ConfigRecord({"server-round": 1})  # as Flower's strategies
     content = RecordDict({"arrays": to_record(THETA), "config": config})
     return [Message(content, node, "train") for node in nodes]
@@ -255,8 +250,8 @@ def test_nor_does_one_in_flowers_form(stated):
     far = {"w": np.full((4, 2), 90.0, np.float32), "b": np.zeros(3, np.float32)}
     sent = standard(near, 10), standard(near, 12), standard(far, stated)
     found = [one.content for one in accepted(ReplyValidator(), *sent, clients=None)]
-    assert len(found) == 3 and (unpack_parameters(found[0])["w"] == near["w"]).all()
-    np.testing.assert_allclose(unpack_parameters(found[2])["w"], 1.0, rtol=1e-5)
+    assert len(found) == 3 and (read_arrays(found[0])["w"] == near["w"]).all()
+    np.testing.assert_allclose(read_arrays(found[2])["w"], 1.0, rtol=1e-5)
     assert next(iter(found[2].metric_records.values()))["num-examples"] == 120
 
 
@@ -390,7 +385,7 @@ def each_through(replies, asked):
     theta, orders = to_record(EACH_VALIDATION_THETA), {}
     for node, clients in asked.items():
         order = TrainOrder(1, np.array(clients), each=True)
-        orders[node] = Message(pack_train(theta, order), node, "train")
+        orders[node] = Message(pack_order(order, theta), node, "train")
     sent = [Message(pack_each(replies[node]), reply_to=order) for node, order in orders.items()]
     good = ReplyValidator().trained(list(orders.values()), sent, EACH_VALIDATION_THETA)
     return {one.metadata.src_node_id: unpack_each(one.content) for one in good}
@@ -455,7 +450,6 @@ COMPRESSIONS = {
     "top-k": TOP_K,
 }
 MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"
-EXAMPLES = "strategy={name='fedavg', weighting='examples'}"
 
 
 @pytest.fixture
@@ -467,15 +461,7 @@ def folder(load_tiny, tmp_path):
 
 
 def device(experiment, folder):
-    return DeviceNode(
-        experiment,
-        experiment.digest()[:16],
-        state=folder / "state",
-        data=folder / "data.csv",
-        catalogue=folder / "catalogue.json",
-        partition=0,
-        numbers=True,
-    )
+    return own(experiment, folder, partition_id=0, numbers=True)
 
 
 def start(node):
@@ -484,7 +470,7 @@ def start(node):
 
 def delivered(order, reply, theta):
     """What the server reads of a node's reply, and the message as it leaves the node."""
-    asked = Message(pack_train(to_record(theta), order), 7, "train")
+    asked = Message(pack_order(order, to_record(theta)), 7, "train")
     answer = Message(pack_sum(reply), reply_to=asked)
     message = for_the_network(answer.content)["arrays"]["#packed"].data
     from_the_network(answer.content)
@@ -505,36 +491,29 @@ def assert_equal_sums(found, expected, theta):
         assert getattr(found, name) == getattr(expected, name)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(
+    ("compression", "weighting", "clients"),
+    [*product(COMPRESSIONS, ["uniform", "examples"], [1]), ("top-k", "examples", 3)],
+)
 def test_the_server_adds_up_what_a_simulated_node_does(
-    load_tiny, folder, tmp_path, compression, weighting
+    load_tiny, folder, tmp_path, compression, weighting, clients
 ):
+    """A node of several clients sends the update of each, if that is shorter than the sum."""
     experiment = load_tiny(COMPRESSIONS[compression], *MF)
     mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
     theta = start(simulated)
-    order = TrainOrder(1, simulated.training[3:4], weighting)
+    order = TrainOrder(1, simulated.training[3 : 3 + clients], weighting)
     expected = train_clients(simulated, theta, order)
-    found, message = received(experiment, order, train_clients(mine, theta, order), theta)
+    reply = train_clients(mine, theta, order)
+    shares = {one.share for one in reply.updates}
+    assert len(reply.updates) == clients and (len(shares) > 1) == (clients > 1)
+    found, message = received(experiment, order, reply, theta)
     assert expected.updates is None and found is not None
     assert_equal_sums(found, expected, theta)
     # the only count: bytes of the arrays in the message
     assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
     whole = sum(value.nbytes for name, value in theta.items() if not name.startswith("user"))
-    assert 0 < found.sent < whole
-
-
-def test_a_node_of_several_clients_sends_the_update_of_each(load_tiny, folder, tmp_path):
-    experiment = load_tiny(TOP_K, EXAMPLES, *MF)
-    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
-    theta = start(simulated)
-    order = TrainOrder(1, simulated.training[:3], "examples")
-    expected = train_clients(simulated, theta, order)
-    reply = train_clients(mine, theta, order)
-    assert len(reply.updates) == 3 and len({one.share for one in reply.updates}) > 1
-    found, message = received(experiment, order, reply, theta)
-    assert_equal_sums(found, expected, theta)
-    assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
+    assert 0 < found.sent < clients * whole
 
 
 def test_what_is_left_out_survives_a_restart_of_the_node(load_tiny, folder, tmp_path):

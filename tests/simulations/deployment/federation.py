@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -167,18 +168,18 @@ class Federation:
             raise AssertionError(f"no end within {timeout} s:\n{output}") from None
         return process.returncode, output
 
-    def client(self, number, *arguments, superlink=None):
-        """`fedrec client` with the folder of a node, in the background."""
-        command = [*FEDREC, "client", "--join", str(self.deployment.node(number)), *arguments]
-        return self.start(
-            [
-                *command,
-                "--superlink",
-                superlink or self.deployment.gateway,
-                "--port",
-                str(free_ports(1)[0]),
-            ]
-        )
+    def client(self, folder, *arguments, superlink=None):
+        """`fedrec client` with the folder of a node, in the background; its process, and the log of
+        its SuperNode."""
+        where = ["--superlink", superlink or self.deployment.gateway]
+        command = [*FEDREC, "client", "--join", folder, *where, "--port", free_ports(1)[0]]
+        process = self.start([str(part) for part in (*command, *arguments)])
+        return process, folder / "state" / "logs" / "supernode.txt"
+
+    def copied(self, number, target):
+        """The folder of a node on another machine: its key and data, without its state."""
+        node = self.deployment.node(number)
+        return shutil.copytree(node, target, ignore=shutil.ignore_patterns("state"))
 
     def add_node(self):
         """Add a node with registered keys; returns its number."""

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from clients.app import app as honest
 from fedrec.protocol.messages import (
-    pack_parameters,
+    pack_arrays,
     pack_presence,
     pack_sum,
     unpack_presence,
@@ -46,7 +46,7 @@ def hello(message, context):
 @app.query("initial")
 def initial(message, context):
     nothing = {"user.gender": np.full((2, 2), np.nan, np.float32)}
-    return Message(for_the_network(pack_parameters(nothing)), reply_to=message)
+    return Message(for_the_network(pack_arrays(nothing)), reply_to=message)
 
 
 def _dense(value):

@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,7 @@ from simulations.cli import app
 from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
-from simulations.deployment.client import (
-    ClientPlan,
-    client_processes,
-    prepare,
-    supernode_flags,
-)
+from simulations.deployment.client import ClientPlan, client_processes, prepare, supernode_flags
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import private_folder
@@ -39,12 +35,7 @@ from simulations.deployment.processes import (
     server_processes,
 )
 from tests.runs import assert_close, parameters_in
-from tests.simulations.deployment.composed import (
-    OFTEN,
-    RUNS,
-    Composed,
-    skip_without_an_engine,
-)
+from tests.simulations.deployment.composed import OFTEN, RUNS, Composed, skip_without_an_engine
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -76,6 +67,12 @@ def test_init_makes_keys_that_only_the_owner_reads(made):
 def test_init_refuses_a_folder_with_something_in_it(made):
     done = CliRunner().invoke(app, ["deploy", "init", str(made.path)])
     assert isinstance(done.exception, RunError) and "not empty" in str(done.exception)
+
+
+def test_the_gateway_and_the_commands_start_without_pytorch():
+    """It would take seconds of each command, and a quarter of a gibibyte of the gateway."""
+    code = "import sys, simulations.cli.deploy; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_another_folder_is_no_deployment(tmp_path):
@@ -199,6 +196,8 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(shards, 
         ({"data": Path("none.csv")}, DataError, "the data file"),
         ({}, DataError, "the data file"),  # otherwise the server would choose one
         ({"settings": ["most-rounds=-1"]}, ExperimentError, r"node\.most-rounds"),
+        ({"settings": ["most-round=1"]}, ExperimentError, r"node\.most-round"),
+        ({"settings": ['plugins=a" data="b']}, ExperimentError, r"node\.plugins"),
         ({"join": Path(__file__).parent}, EngineError, "not a node's folder"),
         ({"mode": 0o644}, EngineError, "chmod 600"),
     ],

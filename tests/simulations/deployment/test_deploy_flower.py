@@ -26,7 +26,7 @@ from sqlalchemy.pool import Pool
 from fedrec import __version__
 from fedrec.errors import ClientError
 from fedrec.runtime.process import Backoff
-from server.deployed import grid
+from server.deployed import federation as grid
 from simulations import flower_commands
 from simulations.deployment import flower, flower_patches
 from simulations.deployment.entry import own_app

@@ -418,19 +418,15 @@ def _pending(federation):
 
 
 def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
-    node = tmp_path / "unknown"
-    shutil.copytree(federation.deployment.node(1), node, ignore=shutil.ignore_patterns("state"))
+    node = federation.copied(1, tmp_path / "unknown")
     write_private(node / "node.key", NodeKey.create().private)
     before = federation.online()
-    command = [sys.executable, "-m", "simulations.cli", "client", "--join", str(node)]
-    client = federation.start(
-        [*command, "--superlink", federation.deployment.gateway, "--port", str(free_ports(1)[0])]
-    )
+    client, log = federation.client(node)
     gateway = federation.deployment.logs / "gateway.txt"
     until(lambda: "with an unknown key" in gateway.read_text(), what="the refusal")
     client.terminate()
     assert federation.online() == before
-    assert "SuperNode ID" not in (node / "state" / "logs" / "supernode.txt").read_text()
+    assert "SuperNode ID" not in log.read_text()
 
 
 def test_calls_without_a_signature_or_with_anothers_are_refused(federation):
@@ -466,14 +462,9 @@ def test_no_tls_is_refused(federation):
 
 
 def test_a_server_with_a_wrong_certificate_is_refused_by_the_client(federation, tmp_path):
-    node = tmp_path / "careful"
-    shutil.copytree(federation.deployment.node(1), node, ignore=shutil.ignore_patterns("state"))
+    node = federation.copied(1, tmp_path / "careful")
     (node / "ca.crt").write_bytes(Authority.create("another").issued.certificate)
-    command = [sys.executable, "-m", "simulations.cli", "client", "--join", str(node)]
-    client = federation.start(
-        [*command, "--superlink", federation.deployment.gateway, "--port", str(free_ports(1)[0])]
-    )
-    log = node / "state" / "logs" / "supernode.txt"
+    client, log = federation.client(node)
     until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), what="the refusal")
     client.terminate()
     assert "SuperNode ID" not in log.read_text()
@@ -493,26 +484,10 @@ def nodes_of_keys(small, tmp_path_factory):
         made.down()
 
 
-def copied(folder, target):
-    """The folder of a node on another machine: its key and data, without its state."""
-    return shutil.copytree(folder, target, ignore=shutil.ignore_patterns("state"))
-
-
-def client(nodes, folder):
-    """`fedrec client` with a folder; its process and the log of its SuperNode."""
-    command = [*["-m", "simulations.cli", "client", "--join"], str(folder), "--superlink"]
-    process = nodes.start(
-        [sys.executable, *command, nodes.deployment.gateway, "--port", str(free_ports(1)[0])]
-    )
-    return process, folder / "state" / "logs" / "supernode.txt"
-
-
 def test_one_key_on_two_machines_is_one_node(nodes_of_keys, tmp_path):
     """The second is refused as long as the first is online, and the run is as without it."""
     before = nodes_of_keys.online()
-    process, log = client(
-        nodes_of_keys, copied(nodes_of_keys.deployment.node(2), tmp_path / "copy")
-    )
+    process, log = nodes_of_keys.client(nodes_of_keys.copied(2, tmp_path / "copy"))
     try:
         until(lambda: log.exists() and "rror" in log.read_text(), what="the refusal")
         assert "SuperNode ID" not in log.read_text() and nodes_of_keys.online() == before == 2
@@ -527,14 +502,14 @@ def test_one_key_on_two_machines_is_one_node(nodes_of_keys, tmp_path):
 
 
 def test_a_revoked_key_takes_no_part_and_another_takes_its_place(nodes_of_keys, tmp_path):
-    stolen = copied(nodes_of_keys.deployment.node(2), tmp_path / "stolen")
+    stolen = nodes_of_keys.copied(2, tmp_path / "stolen")
     nodes_of_keys.must_run("before", "rounds=1")
     whole = nodes_of_keys.roster("before")
     nodes_of_keys.deployment = revoke(nodes_of_keys.deployment, "node-2")
     operator.register_nodes(nodes_of_keys.deployment)
     # the node that was online with it, and a thief who has its key
     until(lambda: nodes_of_keys.online() == 1, what="the end of the revoked node")
-    process, log = client(nodes_of_keys, stolen)
+    process, log = nodes_of_keys.client(stolen)
     gateway = nodes_of_keys.deployment.logs / "gateway.txt"
     until(lambda: log.is_file() and "rror" in log.read_text(), what="the refusal")
     until(
@@ -554,9 +529,7 @@ def test_a_revoked_key_takes_no_part_and_another_takes_its_place(nodes_of_keys, 
             nodes_of_keys.deployment.node(2) / name, nodes_of_keys.deployment.node(3) / name
         )
     allow_any_number_of_runs(nodes_of_keys.deployment)
-    rotated, log = client(
-        nodes_of_keys, copied(nodes_of_keys.deployment.node(3), tmp_path / "rotated")
-    )
+    rotated, log = nodes_of_keys.client(nodes_of_keys.copied(3, tmp_path / "rotated"))
     until(lambda: nodes_of_keys.online() == 2, what="the node with the new key")
     nodes_of_keys.must_run("rotated", "rounds=1")
     found = nodes_of_keys.roster("rotated")

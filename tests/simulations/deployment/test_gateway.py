@@ -44,8 +44,8 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from simulations import flower_commands
-from simulations.deployment import flower, idle_polls, pki
-from simulations.deployment.idle_polls import BELIEVED, PULL, AnswerIdleNodes, EmptyQueues
+from simulations.deployment import flower, flower_patches, pki
+from simulations.deployment.flower_patches import BELIEVED, POLL_PATH, AnswerIdleNodes, EmptyQueues
 from simulations.deployment.pki import Authority, NodeKey, write_private
 from simulations.deployment.processes import flags
 from tests.simulations.deployment.federation import free_ports, until
@@ -419,7 +419,7 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
         ended = SimpleNamespace(
             config=SimpleNamespace(app=app), on_tick=AsyncMock(return_value=True)
         )
-        await idle_polls.until_it_ends(ended)
+        await flower_patches.until_it_ends(ended)
         await asyncio.wait_for(call, 10)
         await asyncio.wait_for(queues.wait(NODE, 30.0), 10)
 
@@ -447,11 +447,13 @@ class Calls:
             self.passed.append(await request.body())
             return Response(b"usual")
 
-        app.post(PULL)(usual)
+        app.post(POLL_PATH)(usual)
         app.post("/v1/fleet/push-messages")(usual)
         self._client = TestClient(app)
 
-    def ask(self, node=NODE, path=PULL, body=None, key=KEY, age=0.0, media="application/protobuf"):
+    def ask(
+        self, node=NODE, path=POLL_PATH, body=None, key=KEY, age=0.0, media="application/protobuf"
+    ):
         stamp = (now() - timedelta(seconds=age)).isoformat()
         headers = {
             FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(key).decode(),
@@ -522,14 +524,14 @@ def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
 def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):
     monkeypatch.setattr(uvicorn.Config, "load", uvicorn.Config.load)
     monkeypatch.setattr(uvicorn.Server, "main_loop", uvicorn.Server.main_loop)
-    idle_polls.answer_idle_nodes()
+    flower_patches.answer_idle_nodes()
     state = SimpleNamespace(empty_queues=EmptyQueues())
     app = FastAPI()
     app.state.linkstate_factory = SimpleNamespace(state=lambda: state)
     config = uvicorn.Config(app)
     config.load()
     assert isinstance(config.loaded_app, AnswerIdleNodes)
-    assert uvicorn.Server.main_loop is idle_polls.until_it_ends
+    assert uvicorn.Server.main_loop is flower_patches.until_it_ends
     source = inspect.getsource(inspect.getmodule(flower_commands.load("flower-superlink")))
     assert "uvicorn.run(" in source and "main_loop" in vars(uvicorn.Server)
 

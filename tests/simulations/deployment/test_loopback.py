@@ -103,7 +103,7 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
         for time, item in enumerate(items[:9])
     ]
     (tmp_path / "own.csv").write_text("\n".join(["user,item,rating,time,part", *lines]) + "\n")
-    client = federation.client(number, "--data", str(tmp_path / "own.csv"))
+    client, _ = federation.client(node, "--data", tmp_path / "own.csv")
     until(lambda: "joined with 2 clients" in federation.log("newcomer"), what="the late node")
     joined_after = federation.rounds("newcomer")
     until(lambda: federation.rounds("newcomer") >= joined_after + 4, what="further rounds")
@@ -254,7 +254,7 @@ def recorded(small, tmp_path_factory):
             (node / "node.toml").unlink()
             own = made.path / f"own-{number}.csv"
             own.write_text("\n".join(["user,item,rating,time,part", *lines]) + "\n")
-            made.client(number, "--data", str(own), superlink=f"localhost:{port}")
+            made.client(node, "--data", own, superlink=f"localhost:{port}")
         until(lambda: made.online() == 2, what="two clients")
         made.finished, made.why = made.run("traffic", *OVERRIDES)
         made.records, made.port = records, port

@@ -162,7 +162,8 @@ def test_restarts_of_nodes_are_counted_and_a_dead_process_stays_in_the_list(tmp_
     monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
     here = deployment(tmp_path)
     nodes = [NodeInfo(status="online", name=f"node-{n}") for n in (1, 2)]
-    found = {name: int(restarts) for name, *_, restarts in operator.node_rows(here, nodes)[1]}
+    rows = operator.node_table(here, nodes).rows
+    found = {row.name: int(row.cells[-1]) for row in rows}
     table = json.loads((logs / "processes.json").read_text())["processes"]
     made._end()
     assert found["node-1"] == 0 and found["node-2"] >= 1
