@@ -86,6 +86,7 @@ class Step(ABC):
             `non-negative` only if any two clients' updates have an inner product of at least 0 by
             construction, for all data (`fedrec.privacy.accounting.sampling`). A subclass with other
             batches or training is `signed` unless it declares otherwise.
+        together: names of the parameters whose updates are `non-negative` only together.
         symmetric: names of the parameters that every client changes by a symmetric matrix, for all
             data, so that one half is sent. A subclass with other batches or training has none
             unless it declares otherwise.
@@ -99,6 +100,7 @@ class Step(ABC):
     Config: ClassVar[type[StepConfig]] = StepConfig
     paper: ClassVar[str] = ""
     contributions: ClassVar[Contributions] = "signed"
+    together: ClassVar[tuple[str, ...]] = ()
     symmetric: ClassVar[tuple[str, ...]] = ()
     trains: ClassVar[type[Model]] = Model
     private: tuple[str, ...] = ()

@@ -222,6 +222,7 @@ class RatingSums(Step):
     name = "rating-sums"
     Config = RatingSumsConfig
     contributions = "non-negative"
+    together = ("item.mean", "item.count")
     config: RatingSumsConfig
 
     def train_block(
