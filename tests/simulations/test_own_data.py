@@ -456,22 +456,25 @@ def test_the_split_and_the_answer_are_printed(tmp_path, fedrec):
     assert "random" in result.baseline_users
 
 
-def clustered(tmp_path, users=200):
-    """Users of two tastes: half of the items each, any of them alike."""
+def clustered(tmp_path, users=200, repeats=1):
+    """Users of two tastes: half of the items each, any of them alike; of every tenth user each row
+    is repeated."""
     random = np.random.default_rng(0)
     rows = [
         (user, 30 * (user % 2) + item)
         for user in range(users)
         for item in random.choice(30, 12, replace=False)
+        for _ in range(1 if user % 10 else repeats)
     ]
     return table_of(tmp_path, rows)
 
 
 @pytest.mark.slow
-def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, capsys):
+@pytest.mark.parametrize("repeats", [1, 20])
+def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, capsys, repeats):
     """Popularity does not know tastes; what is said of the others is what they have in runs of
     their own on validation users."""
-    file = clustered(tmp_path)
+    file = clustered(tmp_path, repeats=repeats)
     chosen = OwnTable().experiment(file, [], False)
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "system: " in line]
     names = {"item-weights": "linear item-to-item model", "ials": "alternating least squares"}
