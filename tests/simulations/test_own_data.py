@@ -109,6 +109,8 @@ def test_few_test_users_and_items_of_one_user_are_warned_of(tmp_path, capsys):
     lonely = [(0, 1), (0, 2), *((user, user % 2) for user in range(1, 200))]
     experiment(table_of(tmp_path, lonely))
     assert "only 1 of 200 users have two different items" in capsys.readouterr().err
+    experiment(written(tmp_path), ["split.test-users=0.5"])
+    assert "only 20 test users" in capsys.readouterr().err
     experiment(written(tmp_path, users=200))
     assert "warning" not in capsys.readouterr().err
 
@@ -123,9 +125,9 @@ def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
     ]
 
 
-def private(tmp_path, epsilon, users=60):
+def private(tmp_path, epsilon, users=60, overrides=()):
     file = written(tmp_path, users=users)
-    return OwnTable({}, epsilon=epsilon).experiment(file, [], False).table()
+    return OwnTable({}, epsilon=epsilon).experiment(file, list(overrides), False).table()
 
 
 @pytest.mark.slow
@@ -136,12 +138,26 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     assert "the whole budget goes to private popularity" in said
     needed = int(re.search(r"needs about ([\d,]+) training users", said)[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
     assert needed > 42  # training users of the table
+    nevertheless = private(tmp_path, 1.0, overrides=["rounds=2"])
+    assert nevertheless["title"] == "Federated fold-in on mine.csv at epsilon 1"
+    assert "private popularity" not in capsys.readouterr().err
     personal = load({**table, "rounds": 2})
     assert not signal_of(personal, int(0.95 * needed), 8).suffices
     assert signal_of(personal, int(1.05 * needed), 8).suffices
     assert private(tmp_path, 50.0)["rounds"] == 2
     said = capsys.readouterr().err
     assert "private popularity" not in said and "a personal model is trained (fold-in" in said
+
+
+@pytest.mark.parametrize(
+    ("split", "users"),
+    [("test-users=0.5", 24), ("validation-users=0.3", 30), ("name='ratio'", 60)],
+)
+def test_the_signal_is_of_the_users_that_the_given_split_trains(tmp_path, capsys, split, users):
+    private(tmp_path, 50.0, overrides=[f"split.{split}"])
+    said = capsys.readouterr().err
+    assert f"split: {users} users train" in said
+    assert f"epsilon 50 with {users} training users" in said
 
 
 def test_the_signal_is_that_of_its_definition(tmp_path):
