@@ -4,6 +4,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from fedrec.evaluation.tables import UNTRAINED_ITEMS
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.report.comparison import compare
+from fedrec.report.summary import result_lines
 from fedrec.runs.result import Result
 from simulations.own_table import OwnTable, fold_in_system, try_table
 from simulations.runner import run
@@ -470,6 +472,10 @@ def test_the_split_and_the_answer_are_printed(tmp_path, fedrec):
     apart = result.users["hits@10"] - result.baseline_users["popularity"]["hits@10"]
     assert re.search(rf"than popularity[^;]*, by \{apart.mean():+.4f} \[", told)
     assert "random" in result.baseline_users
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    number = r"[+-]?\d\.\d{4}"
+    shape = rf"hits@10 {number}: [a-z ]+ than popularity.*, by {number} \[{number}, {number}\]"
+    assert re.search(shape, told) and re.search(shape, readme)
 
 
 def clustered(tmp_path, users=200, repeats=1):
@@ -513,5 +519,8 @@ def test_a_system_that_is_asked_for_is_not_compared(tmp_path, fedrec, words, rea
     given = ("--data", clustered(tmp_path), *words, "-o", tmp_path / "run")
     code, _, err = fedrec("run", *given)
     assert code == 0 and reason in err
-    rounds = Result.load(tmp_path / "run").rounds
-    assert len(rounds) == (1 if "popularity" in words else 2)
+    result = Result.load(tmp_path / "run")
+    assert len(result.rounds) == (1 if "popularity" in words else 2)
+    if "popularity" in words:  # which is not advised to be popularity
+        assert result.metrics["hits@10"] <= result.baselines["popularity"]["hits@10"]
+        assert not any("popularity-start" in line for line in result_lines(result))
