@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedrec.components.registry import DATASET
+from fedrec.components.registry import DATASET, SPLIT
 from fedrec.config import did_you_mean
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.data.readers.table import ROLES, Table
@@ -61,7 +61,6 @@ _NO_FEATURES = (
 )
 _VALIDATION = 0.1
 _FEWEST_USERS = 20
-_TEST_USERS = 0.2  # default of the split
 _FEW_TEST_USERS = 25
 _LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
 _NO_COLUMN = ("", "none")  # as the column of ratings
@@ -127,10 +126,11 @@ class OwnTable:
         declared = self._declared(path, table, facts)
         told: list[str] = []
         if self.epsilon is not None:
-            signal = _signal(declared, facts)
-            told = signal.lines(self.epsilon)
-            if not signal.suffices:
-                declared = _popularity_alone(declared, path, self.epsilon)
+            signal = _signal(declared, facts, overrides)
+            if "rounds" not in given:  # with two a personal model is trained nevertheless
+                told = signal.lines(self.epsilon)
+                if not signal.suffices:
+                    declared = _popularity_alone(declared, path, self.epsilon)
         if declared["rounds"] > 1 and facts.divisible >= _FEWEST_USERS:
             declared["early-stopping"] = {}
         experiment = load(declared, overrides)
@@ -144,7 +144,7 @@ class OwnTable:
             if system != "linear":
                 experiment = load(with_system(declared, system), overrides)
         population = POPULATIONS.cached(experiment)
-        tell([] if population is None else [_split_line(population)])
+        tell([] if population is None else _split_lines(population))
         tell([*chosen, *facts.lines()])
         if self.item_vectors and (private or facts.rows > MOST_ROWS):
             tell(
@@ -301,8 +301,8 @@ def try_table(
     return run(settings.experiment(file, overrides), output=folder / "run", callbacks=callbacks)
 
 
-def _signal(declared: Mapping[str, Any], facts: TableFacts) -> Signal:
-    """Signal of the private model of an experiment."""
+def _signal(declared: Mapping[str, Any], facts: TableFacts, overrides: Sequence[str]) -> Signal:
+    """Signal of the private model of an experiment, with the split of the overrides."""
     if facts.users < _FEWEST_USERS:
         raise ExperimentError(
             "there are too few users for a private system",
@@ -310,13 +310,16 @@ def _signal(declared: Mapping[str, Any], facts: TableFacts) -> Signal:
             got=f"{facts.users:,}",
             fix="use a table with more users, or leave out epsilon",
         )
-    held_out = declared["split"].get("validation-users", 0.0) + _TEST_USERS
+    experiment = load(declared, [each for each in overrides if each.startswith("split")])
+    split = experiment.settings(SPLIT)
+    held_out = sum(getattr(split, name, 0.0) for name in ("test_users", "validation_users"))
     users = max(int(facts.users * (1 - held_out)), 1)
-    return signal_of(load(declared), users, facts.rows_per_user)
+    return signal_of(experiment, users, facts.rows_per_user)
 
 
-def _split_line(population: Population) -> str:
-    """Describe the numbers of users and rows for training, testing and validation."""
+def _split_lines(population: Population) -> list[str]:
+    """Describe the numbers of users and rows for training, testing and validation, and warn of few
+    test users."""
     rows = population.partition
     users = population.interactions.users
     owners = users[rows.train_rows]
@@ -328,7 +331,11 @@ def _split_line(population: Population) -> str:
         f" {np.isin(owners, tests).sum():,} known"
     )
     validating = len(np.unique(users[rows.validation_rows]))
-    return f"{line}; {validating:,} validate" if validating else line
+    line += f"; {validating:,} validate" if validating else ""
+    if len(tests) >= _FEW_TEST_USERS:
+        return [line]
+    few = f"only {len(tests)} test user{'s' if len(tests) > 1 else ''}"
+    return [line, f"warning: {few}: differences between systems will be mostly chance"]
 
 
 def _dataset_of(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -424,12 +431,9 @@ def warnings(table: Recognised) -> list[str]:
     items = len(table.users_of)
     divisible = int((table.items_of > 1).sum())
     shared = int((table.users_of > 1).sum())
-    test = max(int(_TEST_USERS * users + 0.5), 1)
     if not divisible:
         return []  # refused
     reasons = {
-        f"only {test} test user{'s' if test > 1 else ''}: differences between systems will be"
-        " mostly chance": test < _FEW_TEST_USERS,
         f"only {divisible:,} of {users:,} users have two different items; the others"
         " cannot be tested": 2 * divisible < users,
         f"only {shared:,} of {items:,} items have two users or more; about the others,"

@@ -54,18 +54,14 @@ def with_parameters(result: Result) -> Result:
     return result if state is None else replace(result, parameters=ending(state)[1])
 
 
-def keep_ids(run: RunFolder) -> None:
-    """Write the ids of the data into a run folder, if this process has read the data."""
+def keep_ids(run: RunFolder) -> np.ndarray | None:
+    """Write the ids of the data into a run folder, and return those of users by their numbers,
+    `[users]`; None if this process has not read the data."""
     population = POPULATIONS.cached(run.experiment)
-    if population is not None:
-        write_ids(run.path, population.interactions)
-
-
-def ids_of_users(run: RunFolder) -> np.ndarray | None:
-    """The data's ids of users by their numbers, `[users]`; None if this process has not read the
-    data."""
-    population = POPULATIONS.cached(run.experiment)
-    return None if population is None else population.interactions.user_ids
+    if population is None:
+        return None
+    write_ids(run.path, population.interactions)
+    return population.interactions.user_ids
 
 
 def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, write_atomically, write_json
 from fedrec.runtime.process import interrupting
 from server.callbacks.base import Callback
-from simulations.recommending import ids_of_users, keep_ids, with_parameters
+from simulations.recommending import keep_ids, with_parameters
 from strategies.base import CohortStrategy
 
 _CLIENTS_OF_A_NODE = 8  # minimum per round to keep a node busy
@@ -86,7 +86,7 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     Raises:
         KeyboardInterrupt: the run was interrupted, by Ctrl-C or a signal.
     """
-    folder.user_ids = lambda: ids_of_users(folder)
+    folder.user_ids = lambda: keep_ids(folder)  # before the run counts as finished
     try:
         with interrupting():
             result = _executed(folder, callbacks)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, lower_is_better, main_metric
+from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import marked
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.report.comparison import bootstrap_intervals
@@ -250,6 +251,8 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
     labels = order if experiment.privacy is None else order[::-1]
     label = next((name for name in labels if metric in result.baselines.get(name, {})), None)
     if label is None or result.metrics[metric] > result.baselines[label][metric]:
+        return []
+    if last_phase(experiment) == "popularity":  # it is popularity itself
         return []
     advice = "more rounds (--set rounds=...), or strategy popularity-start"
     if experiment.privacy is not None:

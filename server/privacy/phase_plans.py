@@ -4,15 +4,18 @@ run."""
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
+from fedrec.components.registry import STEP, resolve
 from fedrec.config import did_you_mean
 from fedrec.data.population import POPULATIONS, check_declared_categories, check_independent_clients
 from fedrec.errors import ExperimentError
@@ -265,8 +268,9 @@ def _check_consecutive(plans: Mapping[str, Plan], order: tuple[str, ...]) -> Non
 
 
 def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) -> None:
-    """Check the names in `privacy.phases`, and that no phase delegates its rounds to inner
-    strategies: clip and noise are set on the strategy that sends the orders."""
+    """Check the names in `privacy.phases`, that no phase delegates its rounds to inner strategies
+    (clip and noise are set on the strategy that sends the orders), and that none releases only a
+    part of what has no signs only together."""
     for phase in config.phases:
         if phase not in parts:
             raise ExperimentError(
@@ -278,4 +282,14 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
                 fix=f"name all inner strategies in `phases` of {type(part).__name__}",
+            )
+        together = getattr(resolve(STEP, part.step["name"]), "together", ())
+        patterns = config.in_phase(phase).parameters
+        released = [n for n in together if any(fnmatchcase(n, each) for each in patterns)]
+        if 0 < len(released) < len(together):
+            raise ExperimentError(
+                f"phase {phase!r} releases only a part of {', '.join(together)}, which has signs: a"
+                " client moves the sum by more than its noise is for",
+                got=", ".join(released),
+                fix=f"set privacy.phases.{phase}.parameters = {json.dumps(together)}",
             )

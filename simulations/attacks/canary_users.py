@@ -108,7 +108,8 @@ class Reserved(Model):
     def scores(self, parameters: Parameters, users: Users) -> Tensor:
         """Scores of the whole catalogue for each slice of the cohort dimension,
         `[C, num_items]`."""
-        return self.base.scores(self._of_base(parameters), users)
+        scores = self.base.scores(self._of_base(parameters), users)
+        return scores[:, : self.schema.num_items]  # some models score every row of a table
 
     def _of_base(self, parameters: Parameters) -> Parameters:
         """Parameters `[C, ...]` without reserved rows, except item tables, which may be compact."""

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import typer
 
@@ -71,12 +72,13 @@ def _kernel() -> str:
 
 
 def _data() -> str:
-    from fedrec.components.registry import DATASET, builtin_names
+    from fedrec.components.registry import DATASET, available
     from fedrec.data.reader import data_directory
 
-    folder = data_directory()
-    here = [name for name in builtin_names(DATASET) if (folder / name).exists()]
-    return f"{folder}: {', '.join(here) or 'no datasets yet; the synthetic dataset needs no files'}"
+    classes: Any = [pair for pair in available(DATASET) if getattr(pair[1], "source", None)]
+    here = [name for name, cls in classes if cls(name, cls.Config()).default_folder().exists()]
+    nothing = "no datasets yet; the synthetic dataset needs no files"
+    return f"{data_directory()}: {', '.join(here) or nothing}"
 
 
 _CHECKS = {

@@ -108,6 +108,7 @@ def test_a_budget_that_ends_the_run_early_is_reported(plans):
     assert unlimited.forecast().epsilon > 6.0
 
 
+MEANS = "strategy={name='means-start'}"
 NOISY = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
 
 
@@ -119,6 +120,11 @@ NOISY = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
         (
             (NOISY, "strategy={name='flwr.serverapp.strategy:FedAvg'}"),
             "cannot be made private",
+        ),
+        # ratings in [-1, 1] alone: a client moves their sum by 2 S, and the noise is for sqrt(2) S
+        (
+            (MEANS, NOISY, "privacy.phases.means={parameters=['item.mean']}"),
+            "'means' releases only a part of item.mean, item.count, which has signs",
         ),
     ],
 )

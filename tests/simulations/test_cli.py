@@ -18,7 +18,17 @@ import typer
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from simulations import cli
+from simulations.cli import doctor
 from simulations.cli.finishing import print_table
+
+
+def test_the_doctor_finds_the_data_that_the_list_finds(monkeypatch, tmp_path):
+    """Also a dataset whose folder has another name."""
+    monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
+    for folder in ("office", "ml-1m"):
+        (tmp_path / folder).mkdir()
+    assert doctor._data() == f"{tmp_path}: amazon-upc, ml-1m"
+
 
 # The command line: valid input works; errors state what was expected, what was found, and how to
 # fix it.

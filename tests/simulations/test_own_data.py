@@ -4,6 +4,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from fedrec.evaluation.tables import UNTRAINED_ITEMS
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.report.comparison import compare
+from fedrec.report.summary import result_lines
 from fedrec.runs.result import Result
 from simulations.own_table import OwnTable, fold_in_system, try_table
 from simulations.runner import run
@@ -108,6 +110,8 @@ def test_few_test_users_and_items_of_one_user_are_warned_of(tmp_path, capsys):
     lonely = [(0, 1), (0, 2), *((user, user % 2) for user in range(1, 200))]
     experiment(table_of(tmp_path, lonely))
     assert "only 1 of 200 users have two different items" in capsys.readouterr().err
+    experiment(written(tmp_path), ["split.test-users=0.5"])
+    assert "only 20 test users" in capsys.readouterr().err
     experiment(written(tmp_path, users=200))
     assert "warning" not in capsys.readouterr().err
 
@@ -119,9 +123,9 @@ def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
     assert small["evaluation"]["baselines"] == ["popularity", "ease", "random"]
 
 
-def private(tmp_path, epsilon, users=60):
+def private(tmp_path, epsilon, users=60, overrides=()):
     file = written(tmp_path, users=users)
-    return OwnTable({}, epsilon=epsilon).experiment(file, [], False).table()
+    return OwnTable({}, epsilon=epsilon).experiment(file, list(overrides), False).table()
 
 
 @pytest.mark.slow
@@ -132,12 +136,26 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     assert "the whole budget goes to private popularity" in said
     needed = int(re.search(r"needs about ([\d,]+) training users", said)[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
     assert needed > 42  # training users of the table
+    nevertheless = private(tmp_path, 1.0, overrides=["rounds=2"])
+    assert nevertheless["title"] == "Federated fold-in on mine.csv at epsilon 1"
+    assert "private popularity" not in capsys.readouterr().err
     personal = load({**table, "rounds": 2})
     assert not signal_of(personal, int(0.95 * needed), 8).suffices
     assert signal_of(personal, int(1.05 * needed), 8).suffices
     assert private(tmp_path, 50.0)["rounds"] == 2
     said = capsys.readouterr().err
     assert "private popularity" not in said and "a personal model is trained (fold-in" in said
+
+
+@pytest.mark.parametrize(
+    ("split", "users"),
+    [("test-users=0.5", 24), ("validation-users=0.3", 30), ("name='ratio'", 60)],
+)
+def test_the_signal_is_of_the_users_that_the_given_split_trains(tmp_path, capsys, split, users):
+    private(tmp_path, 50.0, overrides=[f"split.{split}"])
+    said = capsys.readouterr().err
+    assert f"split: {users} users train" in said
+    assert f"epsilon 50 with {users} training users" in said
 
 
 def test_the_signal_is_that_of_its_definition(tmp_path):
@@ -450,23 +468,31 @@ def test_the_split_and_the_answer_are_printed(tmp_path, fedrec):
     apart = result.users["hits@10"] - result.baseline_users["popularity"]["hits@10"]
     assert re.search(rf"than popularity[^;]*, by \{apart.mean():+.4f} \[", told)
     assert "random" in result.baseline_users
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    number = r"[+-]?\d\.\d{4}"
+    shape = rf"hits@10 {number}: [a-z ]+ than popularity.*, by {number} \[{number}, {number}\]"
+    assert re.search(shape, told) and re.search(shape, readme)
 
 
-def clustered(tmp_path, users=200):
-    """Users of two tastes: half of the items each, any of them alike."""
+def clustered(tmp_path, users=200, repeats=1):
+    """Users of two tastes: half of the items each, any of them alike; of every tenth user each row
+    is repeated."""
     random = np.random.default_rng(0)
-    rows = []
-    for user in range(users):
-        items = 30 * (user % 2) + random.choice(30, 12, replace=False)
-        rows += [(user, item) for item in items]
+    rows = [
+        (user, 30 * (user % 2) + item)
+        for user in range(users)
+        for item in random.choice(30, 12, replace=False)
+        for _ in range(1 if user % 10 else repeats)
+    ]
     return table_of(tmp_path, rows)
 
 
 @pytest.mark.slow
-def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, capsys):
+@pytest.mark.parametrize("repeats", [1, 20])
+def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, capsys, repeats):
     """Popularity does not know tastes; what is said of the others is what they have in runs of
     their own on validation users."""
-    file = clustered(tmp_path)
+    file = clustered(tmp_path, repeats=repeats)
     chosen = OwnTable().experiment(file, [], False)
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "system: " in line]
     names = {"item-weights": "linear item-to-item model", "ials": "alternating least squares"}
@@ -489,4 +515,8 @@ def test_a_system_that_is_asked_for_is_not_compared(tmp_path, fedrec, words, rea
     given = ("--data", clustered(tmp_path), *words.split(), "-o", tmp_path / "run")
     code, _, err = fedrec("run", *given)
     assert code == 0 and reason in err
-    assert len(Result.load(tmp_path / "run").rounds) == rounds
+    result = Result.load(tmp_path / "run")
+    assert len(result.rounds) == rounds
+    if "popularity" in words:  # which is not advised to be popularity
+        assert result.metrics["hits@10"] <= result.baselines["popularity"]["hits@10"]
+        assert not any("popularity-start" in line for line in result_lines(result))

@@ -23,7 +23,7 @@ from simulations import runner
 from simulations.engines import grid as nodes
 from simulations.engines import ray as engine
 from simulations.engines.ray import open_grid
-from simulations.recommending import ids_of_users
+from simulations.recommending import keep_ids
 from tests.runs import assert_close, assert_same_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -61,7 +61,7 @@ def training(theta, node, clients, step=None):
 
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     serial = run_tiny()
-    run.user_ids = lambda: ids_of_users(run)  # as the runner does
+    run.user_ids = lambda: keep_ids(run)  # as the runner does
     result = execute(run, grid)
     assert_same_run(result, serial, atol=1e-6)
 

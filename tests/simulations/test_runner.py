@@ -17,6 +17,7 @@ from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import read_ids
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations import runner
@@ -111,6 +112,19 @@ def test_a_run_in_use_is_left_alone(run_tiny, tmp_path):
 
     result = run_tiny(callbacks=[Intruder()])
     assert RunFolder(result.folder).status()["state"] == "finished" and len(result.rounds) == 2
+
+
+def test_a_run_that_counts_as_finished_has_the_ids_of_its_data(run_tiny):
+    """A process that is killed after that is not resumed, and `recommend` checks the data by
+    them."""
+
+    class Killed(Callback):
+        def on_end(self, result):
+            assert RunFolder(result.folder).status()["state"] == "finished"
+            users, items = read_ids(result.folder) or ((), ())
+            assert len(users) == 24 and len(items) == 30
+
+    run_tiny("evaluation.baselines=[]", callbacks=[Killed()])
 
 
 def test_what_the_machine_decides_is_written_down(load_tiny):

@@ -332,20 +332,24 @@ def test_canaries_train_and_nothing_else_changes(tiny_experiment, split):
     assert all((codes == -1).all() for codes in canary.features)
 
 
-def test_nothing_reads_reserved_rows(tiny_experiment):
+@pytest.mark.parametrize("model", ["privrec", "mf", "ials"])
+def test_nothing_reads_reserved_rows(tiny_experiment, model):
     """Scores, losses and the other rows of initial parameters are those of the other model."""
     table = tiny_experiment()
+    table["model"] = table["model"] if model == "privrec" else {"name": model, "factors": 2}
     reserved, plain = (Node(load(t), 0, 1, None).model for t in (with_rows(table, 5), table))
     more, less = (model.initial(torch_stream(1, "init")) for model in (reserved, plain))
-    assert list(more) == list(less) and reserved.item_tables == plain.item_tables == ("item.id",)
-    for name, value in less.items():
-        assert torch.equal(more[name][: len(value)], value)
-        assert more[name].shape[0] - value.shape[0] == (5 if name == "item.id" else 0)
-    assert not more["item.id"][-5:].any()
+    assert list(more) == list(less) and reserved.item_tables == plain.item_tables
     parameters = {name: value.unsqueeze(0) for name, value in less.items()}
-    rows = torch.cat([parameters["item.id"], torch.full((1, 5, 4), 7.0)], 1)
+    wider = dict(parameters)
+    for name, value in less.items():
+        five = (5, *value.shape[1:])
+        if name in plain.item_tables:
+            wider[name] = torch.cat([value, torch.full(five, 7.0)])[None]
+            value = torch.cat([value, torch.zeros(five)])
+        assert torch.equal(more[name], value)
     users = tuple(torch.zeros(1, 1, dtype=torch.int64) for _ in plain.schema.user_features)
-    scores = reserved.scores({**parameters, "item.id": rows}, users)
+    scores = reserved.scores(wider, users)
     assert torch.equal(scores, plain.scores(parameters, users))
     assert scores.shape == (1, plain.schema.num_items)
     predictions, labels = torch.tensor([[0.3, -1.0]]), torch.tensor([[1.0, 0.0]])
