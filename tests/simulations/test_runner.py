@@ -59,7 +59,6 @@ STAGES = (
         ),
         ([STAGES, "strategy.main={name='gram'}"], "no products of items"),
         (["step={name='gram'}"], "'PrivRec' has no products of items"),
-        (["step={name='counts'}"], "no table 'item.bias'"),
         (["step={name='rating-sums'}"], "no item means"),
         (
             [
