@@ -102,10 +102,12 @@ class Step(ABC):
     trains: ClassVar[type[Model]] = Model
     private: tuple[str, ...] = ()
     generated: ClassVar[bool] = False
+    _training: ClassVar[frozenset[str]] = frozenset({"draw", "batches", "block", "train_block"})
+    """Methods that `contributions` and `symmetric` are about."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        if not {"draw", "batches", "block", "train_block"}.isdisjoint(vars(cls)):
+        if not cls._training.isdisjoint(vars(cls)):
             cls.contributions = vars(cls).get("contributions", "signed")
             cls.symmetric = vars(cls).get("symmetric", ())
 

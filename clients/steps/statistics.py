@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -58,11 +58,7 @@ class SufficientStatistics(Step):
     Config: ClassVar[type[OnceConfig]] = SufficientStatisticsConfig
     config: OnceConfig
     outer: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
-        if "entries" in vars(cls) and "contributions" not in vars(cls):
-            cls.contributions = "signed"
+    _training = Step._training | {"entries"}
 
     @abstractmethod
     def entries(

@@ -57,7 +57,6 @@ STAGES = (
         ([STAGES, "strategy.stage-one.step.rates={'itm.id'=0.0}"], "strategy.stage-one.step.rates"),
         ([STAGES, "strategy.main={name='gram'}"], "no products of items"),
         (["step={name='gram'}"], "'PrivRec' has no products of items"),
-        (["step={name='counts'}"], "no table 'item.bias'"),
         (["step={name='rating-sums'}"], "no item means"),
         (
             [
