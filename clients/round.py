@@ -27,6 +27,7 @@ from fedrec.components.registry import MODEL, STEP, ours, resolve
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import rounds_before_last_phase, step_table, symmetric_of
 from fedrec.experiment.sections import Section
+from fedrec.models.base import is_generated
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
@@ -162,7 +163,7 @@ def _work(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> _W
     """
     step = node.step(_section(node, order), order.round)
     generated = step.generated and order.each
-    if generated != step.generated or (node.model.generated and not generated):
+    if generated != step.generated or (not generated and is_generated(node.model, arrays)):
         raise ExperimentError(
             "model or step need parameters that the server generates for each client",
             expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",

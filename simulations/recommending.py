@@ -26,6 +26,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.metrics.ranks import best_items
+from fedrec.models.base import is_generated
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import check_ids, read_ids, write_ids
 from fedrec.runs.result import Result
@@ -251,7 +252,7 @@ def host_of(result: Result, population: Population, client: int) -> Node:
     saved = (private / f"node-{client % nodes}.sqlite").exists()
     node = Node(experiment, client % nodes, nodes, private if saved else None)
     node.population = population
-    if node.model.generated:
+    if result.parameters and is_generated(node.model, result.parameters):
         raise ExperimentError(
             f"model {experiment.model.name!r} scores with parameters that its server makes for"
             " each user",

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedrec.privacy.mechanisms.base import has_memory
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, numbers_in, scaled
@@ -100,13 +100,13 @@ class DpFedAvg:
     def keeps_noise(self) -> bool:
         """True if a resumed run needs `memory`: the noise of a round depends on that of earlier
         ones, and cannot be drawn again."""
-        return self.plan.config.mode == "secure" and has_memory(self.plan.mechanism)
+        return self.plan.config.mode == "secure" and mechanisms.has_memory(self.plan.mechanism)
 
     def _draw_again(self, round_number: int, sizes: Mapping[str, int]) -> None:
         """Draw the noise of the phase's earlier rounds from the seed, if a resumed run lacks what a
         round depends on."""
         mechanism = self.plan.mechanism
-        if self.memory or not has_memory(mechanism) or self.plan.config.mode == "secure":
+        if self.memory or not mechanisms.has_memory(mechanism) or self.plan.config.mode == "secure":
             return
         for earlier in range(self.first, round_number):
             for name, size in sizes.items():
@@ -129,8 +129,8 @@ class DpFedAvg:
         mechanism = plan.mechanism
         if plan.server_noise_scale:
             self._draw_again(round_number, {name: value.size for name, value in whole.items()})
-        noisy = mechanism.add_noise(
-            whole, plan.server_noise_scale, self.source, round_number, memory=self.memory
+        noisy = mechanisms.add_noise(
+            mechanism, whole, plan.server_noise_scale, self.source, round_number, memory=self.memory
         )
         if missing:
             log.warning(
@@ -139,7 +139,7 @@ class DpFedAvg:
                 answered,
             )
             # no client has an address of that form
-            noisy = mechanism.add_noise(noisy, missing, self.source, round_number, 0, 0)
+            noisy = mechanisms.add_noise(mechanism, noisy, missing, self.source, round_number, 0, 0)
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:

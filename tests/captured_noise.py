@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedrec.privacy.accounting.events import NoisyRound
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms import base as mechanisms
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
     """
     seen: list[Captured] = []
     before = {release.key: release for release in held or ()}
-    add_noise = Mechanism.add_noise
+    add_noise = mechanisms.add_noise
 
     def keep(exact, scale, order, address, draw):
         exact = {name: np.array(value, dtype=np.float64) for name, value in exact.items()}
@@ -76,7 +76,7 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
         return keep(arrays, scale, mechanism.order, address, draw)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Mechanism, "add_noise", noisy)
+        patch.setattr(mechanisms, "add_noise", noisy)
         yield seen
     assert seen, "nothing was released"
     seen.sort(key=lambda release: release.key)

@@ -26,7 +26,7 @@ from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema, last_items
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.models.base import HistoryModel, Model
+from fedrec.models.base import HistoryModel, Model, is_generated
 from fedrec.models.neumf import NeumfConfig
 from fedrec.models.privrec import PrivRec
 from fedrec.models.sequential import SequenceModel
@@ -348,13 +348,13 @@ class Central(ExamplesBaseline):
             ExperimentError: a server generates the model's parameters for each client.
         """
         self.model = self._kind(self._settings, schema)
-        if self.model.generated:
+        drawn = self.model.initial(torch_stream(self.config.seed, "baseline-central"))
+        if is_generated(self.model, drawn):
             raise ExperimentError(
                 f"model {self.config.model.name!r} cannot be trained centrally: a server generates"
                 " its parameters for each client",
                 fix="choose another model",
             )
-        drawn = self.model.initial(torch_stream(self.config.seed, "baseline-central"))
         private = {
             name: value
             for name, value in drawn.items()

@@ -74,7 +74,6 @@ class MetaMf(Model):
     Config = MetaMfConfig
     paper = "MetaMF (Lin et al. 2020)"
     item_tables = ("item.low",)
-    generated = True
     config: MetaMfConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

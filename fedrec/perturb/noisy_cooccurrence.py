@@ -16,7 +16,7 @@ from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import ExperimentError
 from fedrec.perturb.upc_sdg import check_rows
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import report
 from fedrec.rng import source_of, stream
@@ -228,10 +228,10 @@ def noisy_release(
     """
     clip_items = config.clip_items
     source = source_of("reproducible", seed)
-    mechanism = mechanism_of("gaussian")
+    mechanism = mechanisms.mechanism_of("gaussian")
 
     def released(name: str, values: np.ndarray, scale: float, address: int) -> np.ndarray:
-        noisy = mechanism.add_noise({name: values}, scale, source, address)[name]
+        noisy = mechanisms.add_noise(mechanism, {name: values}, scale, source, address)[name]
         return noisy.astype(np.float64)
 
     scale = noise * np.sqrt(clip_items)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.rng import NoiseSource
 from fedrec.runtime.files import parse_json
 
@@ -85,4 +85,5 @@ class Protection:
             source: source of the noise.
             address: round and client.
         """
-        return mechanism_of(self.mechanism).add_noise(update, self.noise_scale, source, *address)
+        mechanism = mechanisms.mechanism_of(self.mechanism)
+        return mechanisms.add_noise(mechanism, update, self.noise_scale, source, *address)

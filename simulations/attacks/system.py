@@ -20,7 +20,7 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.models.metamf import generate
+from fedrec.models.metamf import MetaMf, generate
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.rng import stream
@@ -93,7 +93,7 @@ class TrainedSystem:
         scores_of = client_scorer(node, step, self._tensors, self.experiment.rounds)
         for start in range(0, len(users), _BLOCK):
             part = users[start : start + _BLOCK]
-            if node.model.generated:
+            if isinstance(node.model, MetaMf):
                 scores = _generated_scores(node, self._tensors, part)
             else:
                 scores = scores_of(part)
@@ -129,7 +129,7 @@ class TrainedSystem:
             users: `int64 [users]`.
         """
         node = self._node
-        if node.model.generated:
+        if isinstance(node.model, MetaMf):
             for table in _generated_updates(node, self._tensors, users):
                 yield np.concatenate(list(table.values()))
             return

@@ -259,6 +259,7 @@ def node(load_tiny, world, tmp_path):
         )
         made = Node(experiment, 0, 1, tmp_path if private else None)
         made.population = world()
+        made.model.item_tables = ()  # the parameters of this world are no tables
         return made
 
     return make

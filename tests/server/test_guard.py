@@ -17,7 +17,7 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import to_record
@@ -88,7 +88,7 @@ def test_a_crash_after_the_charge_is_charged_again(run_tiny, tmp_path, monkeypat
     settings = (PRIVATE, f"privacy.placement={placement}", "rounds=4", *CHEAP)
     whole = run_tiny(*settings, output="whole")
     places = {
-        "central": (Mechanism, "add_noise"),
+        "central": (mechanisms, "add_noise"),
         "local": (dp.DpFedAvg, "release"),
         "distributed": (dp.DpFedAvg, "release"),
     }
@@ -111,7 +111,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
     """The server's noise is charged before it is drawn, clients' noise before the clients are asked
     to upload."""
     charge = Ledger.charge
-    draw = Mechanism.add_noise
+    draw = mechanisms.add_noise
     train = grid.SerialGrid.send_and_receive
     apply = Reptile.apply
     paid = []
@@ -138,7 +138,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
             sent.append(len(paid) > len(sent))
         return train(self, messages, **more)
 
-    monkeypatch.setattr(Mechanism, "add_noise", noise)
+    monkeypatch.setattr(mechanisms, "add_noise", noise)
     monkeypatch.setattr(Reptile, "apply", use)
     monkeypatch.setattr(grid.SerialGrid, "send_and_receive", send)
     run_tiny(PRIVATE, f"privacy.placement={placement}", "rounds=3", *CHEAP)
@@ -177,7 +177,7 @@ def test_noise_for_a_target_epsilon_covers_all_rounds_and_no_more(run_tiny):
 def test_a_repeated_charge_does_not_exceed_the_target_and_is_told(
     run_tiny, tmp_path, monkeypatch, capsys
 ):
-    crash_in_round(monkeypatch, 3, (Mechanism, "add_noise"))
+    crash_in_round(monkeypatch, 3, (mechanisms, "add_noise"))
     with pytest.raises(Broken):
         run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP, output="broken")
     result = runner.resume(tmp_path / "broken")

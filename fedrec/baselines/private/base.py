@@ -33,6 +33,7 @@ from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
 from fedrec.rng import NoiseSource, source_of
 from fedrec.sums.products import packed, unpacked
@@ -179,8 +180,8 @@ class NoisyReleases:
         if self.charge is not None:
             why = self.unfounded.get(name)
             self.charge(self.made, NonPrivate(why, name) if why else plan.event(name))
-        noisy = plan.mechanism.add_noise({name: total}, plan.noise_scale, self.source, self.made)
-        return noisy[name]
+        drawn = plan.noise_scale, self.source, self.made
+        return mechanisms.add_noise(plan.mechanism, {name: total}, *drawn)[name]
 
     def tensor(self, name: str, total: Tensor) -> Tensor:
         """Release a tensor `[...]`, `float64` on its device."""

@@ -13,6 +13,7 @@ from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import Gradient, langevin, means_of, rating_sums, scaled
 from fedrec.neighbourhood.similarity import Profiles, item_means
 from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Stated, report
 from fedrec.rng import source_of, stream
@@ -207,9 +208,8 @@ class DpItemMean(RatingBaseline):
         norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))
         shares = plan.clip.factors(norms)
         sums = rating_sums(profiles, config.scale, shares)
-        noisy = plan.mechanism.add_noise(
-            {"sums": sums}, plan.noise_scale, source_of("reproducible", config.seed), 1
-        )["sums"]
+        drawn = plan.noise_scale, source_of("reproducible", config.seed), 1
+        noisy = mechanisms.add_noise(plan.mechanism, {"sums": sums}, *drawn)["sums"]
         self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:

@@ -90,51 +90,53 @@ class Mechanism(ABC):
             ExperimentError: the cost is not known for such cohorts.
         """
 
-    def add_noise(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        scale: float,
-        source: NoiseSource,
-        *address: int,
-        memory: Memory | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Add noise to every coordinate, including those that no client changed: noise on changed
-        rows only would reveal the items. It is added in float64, and the result is rounded.
 
-        Args:
-            arrays: named sums, or one client's update; taken as float64.
-            scale: factor of the noise; 0 adds nothing.
-            source: source of the noise.
-            address: the round, and the client if clients add noise. An address must not be used
-                twice.
-            memory: see `draw`; default: none.
+def add_noise(
+    mechanism: Mechanism,
+    arrays: Mapping[str, np.ndarray],
+    scale: float,
+    source: NoiseSource,
+    *address: int,
+    memory: Memory | None = None,
+) -> dict[str, np.ndarray]:
+    """Add noise to every coordinate, including those that no client changed: noise on changed
+    rows only would reveal the items. It is added in float64, and the result is rounded.
 
-        Returns:
-            The same names and shapes, `float32`.
+    Args:
+        mechanism: the noise.
+        arrays: named sums, or one client's update; taken as float64.
+        scale: factor of the noise; 0 adds nothing.
+        source: source of the noise.
+        address: the round, and the client if clients add noise. An address must not be used
+            twice.
+        memory: see `Mechanism.draw`; default: none.
 
-        Raises:
-            ExperimentError: the scale is negative or not finite, no address is given, or an array
-                is not finite.
-        """
-        if not 0 <= scale < float("inf") or not address:
+    Returns:
+        The same names and shapes, `float32`.
+
+    Raises:
+        ExperimentError: the scale is negative or not finite, no address is given, or an array
+            is not finite.
+    """
+    if not 0 <= scale < float("inf") or not address:
+        raise ExperimentError(
+            f"invalid noise of scale {scale} with the address {address}",
+            fix="give a finite scale >= 0, and the address of a round",
+        )
+    memory = {} if memory is None else memory
+    noisy = {}
+    for name, array in arrays.items():
+        exact = np.asarray(array, dtype=np.float64)
+        if not np.isfinite(exact).all():
             raise ExperimentError(
-                f"invalid noise of scale {scale} with the address {address}",
-                fix="give a finite scale >= 0, and the address of a round",
+                f"{name!r} contains NaN or infinity",
+                fix="clip updates before they are added",
             )
-        memory = {} if memory is None else memory
-        noisy = {}
-        for name, array in arrays.items():
-            exact = np.asarray(array, dtype=np.float64)
-            if not np.isfinite(exact).all():
-                raise ExperimentError(
-                    f"{name!r} contains NaN or infinity",
-                    fix="clip updates before they are added",
-                )
-            if scale:
-                drawn = self.draw(name, exact.size, memory, source, *address)
-                exact = exact + scale * drawn.reshape(exact.shape)
-            noisy[name] = np.asarray(exact, dtype=np.float32)
-        return noisy
+        if scale:
+            drawn = mechanism.draw(name, exact.size, memory, source, *address)
+            exact = exact + scale * drawn.reshape(exact.shape)
+        noisy[name] = np.asarray(exact, dtype=np.float32)
+    return noisy
 
 
 @lru_cache(maxsize=64)

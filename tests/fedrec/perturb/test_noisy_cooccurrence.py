@@ -23,7 +23,7 @@ from fedrec.perturb.noisy_cooccurrence import (
 )
 from fedrec.perturb.simple import RandomReplacement
 from fedrec.perturb.upc_sdg import ReplacementConfig
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.statement import report
 
 # The generator with a guarantee: its sensitivity, its noise, and the drawn rows.
@@ -44,7 +44,7 @@ def given(monkeypatch):
         seen.update({name: (np.array(value), scale, address) for name, value in arrays.items()})
         return {name: np.asarray(value, dtype=np.float32) for name, value in arrays.items()}
 
-    monkeypatch.setattr(Mechanism, "add_noise", note)
+    monkeypatch.setattr(mechanisms, "add_noise", note)
     return seen
 
 

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon, gdp_parameter
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.optimal_clip import clip_error, optimal_clip
 from fedrec.privacy.personal import (
     PersonalNoise,
@@ -159,7 +159,7 @@ KINDS = {"gaussian": (stats.norm, 1.0, 2.0), "laplace": (stats.laplace, math.sqr
 
 
 def add_noise(arrays, scale, source, *address, mechanism="gaussian"):
-    return mechanism_of(mechanism).add_noise(arrays, scale, source, *address)
+    return mechanisms.add_noise(mechanisms.mechanism_of(mechanism), arrays, scale, source, *address)
 
 
 def draw(source, mechanism="gaussian", scale=3.0, size=SIZE, address=(1,)):

@@ -12,7 +12,7 @@ import torch
 from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
 from fedrec.training.results import BlockUpdate
 from simulations.attacks.base import run_attack
@@ -110,9 +110,9 @@ def test_every_phase_is_audited_against_its_own_ledger(tmp_path, system):
     ("system", "share"), [("gram", 0.0), ("gram", 0.5), ("reptile", 0.5), ("two stages", 0.5)]
 )
 def test_missing_noise_is_found_in_one_release(tmp_path, monkeypatch, system, share):
-    right = Mechanism.add_noise
+    right = mechanisms.add_noise
     monkeypatch.setattr(
-        Mechanism, "add_noise", lambda m, t, scale, *a, **k: right(m, t, share * scale, *a, **k)
+        mechanisms, "add_noise", lambda m, t, scale, *a, **k: right(m, t, share * scale, *a, **k)
     )
     found = failed(audit(ALL[system], tmp_path))
     assert len(found) == 2 and all("noise-std" in names for names in found.values())
