@@ -103,7 +103,8 @@ SET_BY_NOBODY = {
     "PfedrecConfig": "embedding",
     "PnbmConfig": "scale",
     "PoissonConfig": "cohort",
-    "Policy": "least_noise most_epsilon most_evaluations most_rounds plugins reply_interval",
+    "Policy": "least_noise most_epsilon most_evaluations most_rounds partition_id plugins"
+    " reply_interval",
     "PriorsConfig": "features noise",
     "PrivacyConfig": "budget max_dropouts placement",
     "PrivateConfig": "delta seed",

@@ -135,20 +135,20 @@ def test_files_are_short_or_long_by_their_lines_of_code():
 def test_what_has_been_reached_is_kept():
     """Each number may only be lowered, down to its target."""
     reached = {
-        "source files": 326,
-        "source lines": 44_652,
-        "source public": 3489,
+        "source files": 311,
+        "source lines": 44_100,
+        "source public": 3392,
         "source short": 0,
         "source long": 0,
-        "tests files": 150,
-        "tests lines": 36_840,
+        "tests files": 147,
+        "tests lines": 36_580,
         "benchmarks files": 15,
-        "benchmarks lines": 1653,
-        "Step": 14,
-        "CohortStrategy": 12,
-        "Model": 20,
+        "benchmarks lines": 1593,
+        "Step": 12,
+        "CohortStrategy": 11,
+        "Model": 16,
         "Baseline": 10,
-        "Mechanism": 9,
+        "Mechanism": 6,
         "Callback": 5,
     }
     numbers = size.figures(size.ROOT)
