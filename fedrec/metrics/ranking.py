@@ -12,7 +12,6 @@ from functools import cache
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.special import gammaln
 from torch import Tensor
 
 from fedrec.config import Config
@@ -485,4 +484,6 @@ def _hypergeometric(
 
 def _log_choose(n: np.ndarray | int, k: np.ndarray | int) -> np.ndarray:
     """Logarithm of the binomial coefficient; -infinity unless 0 <= k <= n."""
+    from scipy.special import gammaln  # slow to import, and few metrics are of sampled items
+
     return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)

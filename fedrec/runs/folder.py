@@ -295,7 +295,8 @@ class RunFolder:
         result = self._read_json(file)
         if not isinstance(result.get("privacy", {}), dict):
             raise self._damaged(file, "no table under privacy")
-        return result | {"metrics": self._metrics(result.get("metrics"), file)}
+        seconds = self._metrics(result.get("seconds", {}), file)
+        return result | {"metrics": self._metrics(result.get("metrics"), file), "seconds": seconds}
 
     def write_baseline(
         self, label: str, result: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame

@@ -464,7 +464,7 @@ NODE = """
 import sys
 from flwr.app import Context, Message, RecordDict
 from clients.app import app
-from fedrec.protocol.messages import HELLO, INITIAL, pack_order, pack_order, unpack_presence
+from fedrec.protocol.messages import HELLO, INITIAL, pack_order, unpack_presence
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from simulations.engines.grid import identify_server
 identify_server()
@@ -473,8 +473,8 @@ context = Context(1, 2, {"partition-id": 0, "num-partitions": 1}, RecordDict(), 
 ask = lambda kind, content: app(Message(content, 2, kind), context).content
 arrays = next(iter(ask(INITIAL, RecordDict()).array_records.values()))
 presence = unpack_presence(ask(HELLO, RecordDict()))
-assert ask("train", pack_order(arrays, TrainOrder(1, presence.training))).array_records
-assert ask("evaluate", pack_order(arrays, EvaluateOrder(1, presence.evaluated))).array_records
+assert ask("train", pack_order(TrainOrder(1, presence.training), arrays)).array_records
+assert ask("evaluate", pack_order(EvaluateOrder(1, presence.evaluated), arrays)).array_records
 of_the_server = {"autodp", "dp_accounting", "scipy.optimize", "scipy.special"}
 print(sorted(of_the_server & set(sys.modules)))
 """

@@ -97,11 +97,11 @@ def test_an_actor_without_a_core_is_waited_for_with_patience(ray):
 ROOT = Path(__file__).resolve().parents[2]
 VICTIM = """
 import os, sys
-from simulations.engines.ray import alone, has_token
+from simulations.engines.ray import alone, _has_token
 with alone():
     import ray
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    assert has_token()
+    assert _has_token()
     niceness = os.nice(0)  # a round waits for the slowest node
     assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == niceness
     print(ray.get_runtime_context().gcs_address, flush=True)
@@ -197,12 +197,12 @@ def use():
     ray.shutdown()
 ray.init(address="local", **quiet)
 use()
-from simulations.engines.ray import alone, has_token
+from simulations.engines.ray import alone, _has_token
 with alone():
     ray.init(address="local", **quiet)
-    assert has_token()
+    assert _has_token()
     use()
-assert not has_token()
+assert not _has_token()
 ray.init(address="local", **quiet)
 use()
 print("used")
