@@ -117,7 +117,7 @@ class Als(Step):
     def _solve(self, parameters: Mapping[str, Tensor], block: Block) -> _Solved:
         shares = torch.zeros(block.touched.shape).to(parameters["item.factors"])
         if block.active:  # padding has label 0
-            shares.scatter_add_(1, block.places(0), block.labels[0].to(shares))
+            shares.scatter_add_(1, block.places[0], block.labels[0].to(shares))
         rows = parameters["item.factors"][block.touched]
         weighted = rows * shares.unsqueeze(-1)
         gram = parameters["item.gram"]

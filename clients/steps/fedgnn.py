@@ -103,7 +103,7 @@ class _Graphs(NamedTuple):
         """Local graphs of some clients of a block, `int64 [C]`, with up to so many items in a local
         graph."""
         every = block.labels.new_full(block.touched.shape, _PADDING)
-        every.scatter_reduce_(1, block.places(0), block.labels[0], "amax")  # of padding, 0
+        every.scatter_reduce_(1, block.places[0], block.labels[0], "amax")  # of padding, 0
         labels = every.index_select(0, clients)
         given = block.touched.index_select(0, clients).cpu().numpy()
         sizes = [block.touched_counts[client] for client in clients.tolist()]

@@ -55,10 +55,8 @@ class MetaMfStep(Step):
         tables = tuple(name for name in self.model.item_tables if name in given)
         if not block.active:
             return unchanged(parameters, block, given, tables)
-        shift = torch.arange(len(block), device=self.device)[:, None] * block.touched.shape[1]
-        rows = _side_by_side(block.rows) - shift
+        rows = _side_by_side(block.places)
         real = _side_by_side(block.weights) > 0
-        rows = torch.where(real, rows, 0)
         leaves = {name: value.detach().requires_grad_() for name, value in given.items()}
         predicted = self.model.predict(leaves, (), _side_by_side(block.items), rows=rows)
         losses = self.model.loss(

@@ -248,10 +248,11 @@ class Block:
         step = {name: getattr(self, name).index_select(0, number) for name in self.stepwise}
         return replace(self, **step, number=number, like=like, training=number < self._ends)
 
-    def places(self, step: int) -> Tensor:
-        """`int64 [C, N]`: `rows` of a step, as places in each client's table; 0 for padding."""
+    @property
+    def places(self) -> Tensor:
+        """`int64 [S, C, N]`: `rows` as places in each client's table; 0 for padding."""
         firsts = torch.arange(len(self), device=self.touched.device) * self.touched.shape[1]
-        return self.rows[step] - firsts[:, None]
+        return self.rows - firsts[:, None]
 
     @cached_property
     def steps(self) -> list[int]:
