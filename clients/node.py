@@ -269,12 +269,15 @@ class Node:
         seed = self.experiment.seed
         model = self.model.initial(torch_stream(self.experiment.seed, "init"))
         parameters = dict(model)
+        prepared: dict[str, Step] = {}
         tuned = self.experiment.fine_tune_step()
-        steps = [*self.named_steps.items(), (FINE_TUNE, tuned)]
-        for key, section in steps:
+        for key, section in (*self.named_steps.items(), (FINE_TUNE, tuned)):
             with settings_at(key):
-                added = self.step(section).prepare(parameters, torch_stream(seed, "init-added"))
-            for name, value in added.items() if key != FINE_TUNE else ():
+                step = prepared[key] = self.step(section)
+                added = step.prepare(parameters, torch_stream(seed, "init-added"))
+            if key == FINE_TUNE:  # which adds none
+                continue
+            for name, value in added.items():
                 if parameters.setdefault(name, value).shape != value.shape:
                     raise ExperimentError(
                         f"the experiment's steps disagree about parameter {name!r}",
@@ -282,9 +285,8 @@ class Node:
                         got=f"{tuple(value.shape)} in step {section.name!r}",
                         fix="give the steps equal settings, such as `hidden`",
                     )
-        for key, section in steps:
+        for key, step in prepared.items():
             with settings_at(key):
-                step = self.step(section)
                 check_private_patterns(step, list(parameters))
                 self.path(step)
         return parameters
