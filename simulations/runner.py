@@ -184,7 +184,10 @@ def _workers(experiment: Experiment, device: str, cores: int) -> int:
     return cores if cohort is None else min(cores, max(1, int(cohort) // _CLIENTS_OF_A_NODE))
 
 
-#
+# Changes to a started run: more rounds, and settings that do not affect training. A run folder
+# documents its run, so settings that affect completed rounds are fixed; before the first round is
+# complete, all settings may change, and the run restarts. The digests of earlier versions stay in
+# run.json, because checkpoints contain them.
 
 CHANGEABLE = (
     "rounds",

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an exported model.
 
-    model.onnx     the scoring of one user (`_Scoring`) items.txt      line n: the data's id of item
-    n, as a JSON text scoring.json   conversion of a user's rows to the graph's inputs score.py a
-    script that scores rows with only numpy and onnxruntime user.npz       with a user: private
-    parameters, and codes of features rows.csv       with a user: the rows of the history
+    model.onnx     the scoring of one user (`_Scoring`)
+    items.txt      line n: the data's id of item n, as a JSON text
+    scoring.json   conversion of a user's rows to the graph's inputs
+    score.py       a script that scores rows with only numpy and onnxruntime
+    user.npz       with a user: private parameters, and codes of features
+    rows.csv       with a user: the rows of the history
 
 A device holds codes of its user's features, private parameters after its last round, and, with
 fine-tuning in `[evaluation]`, all fine-tuned parameters. If it holds any, the export is for one

@@ -283,7 +283,7 @@ def _seconds(date: bytes) -> int:
 # Amazon Instant Video: 63,836 ratings with times, 8,072 users, 11,830 items, as included in the
 # public code of PFedRec.
 #
-# Times are real, in whole days, so that rows of a user on one day keep the file's order. A row is
+# Times are real, in whole days; the seed orders the rows of a user on one day. A row is
 # `user,item,rating,seconds since 1970`.
 
 _RATINGS = TableLayout(
