@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatch
-from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from fedrec.components.errors import named
 from fedrec.components.registry import MODEL, ours
-from fedrec.config import Config
+from fedrec.config import Config, fits
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
@@ -27,12 +25,6 @@ from fedrec.training.results import BlockUpdate
 
 Train: TypeAlias = Callable[..., BlockUpdate]
 """What trains a block, with the arguments of `Step.train_block`."""
-
-
-@lru_cache(maxsize=4096)  # the same names are asked for in every block
-def fits(name: str, patterns: tuple[str, ...]) -> bool:
-    """True if a name matches one of some patterns, such as `layer*`."""
-    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 class StepConfig(Config):

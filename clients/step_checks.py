@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from clients.step import Step, fits, private_names
+from clients.step import Step, private_names
 from fedrec.components import registry
 from fedrec.components.errors import (
     component_errors,
@@ -24,7 +24,7 @@ from fedrec.components.errors import (
     refuse_other_arrays,
     refuse_wrong,
 )
-from fedrec.config import did_you_mean
+from fedrec.config import did_you_mean, fits
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.models.base import HistoryModel, Model
 from fedrec.protocol.orders import TrainSum

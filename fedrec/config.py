@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Self, TypeAlias, get_args
@@ -17,6 +19,12 @@ Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
 """Width of a layer or an embedding, limited to avoid running out of memory."""
 _LARGEST = 2**63 - 1  # largest integer of numpy and torch
 _DEEPEST = 50  # tables within tables
+
+
+@lru_cache(maxsize=4096)  # the same names are asked for in every block of clients
+def fits(name: str, patterns: tuple[str, ...]) -> bool:
+    """True if the name of a parameter matches one of some patterns, such as `layer*`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _kebab(name: str) -> str:

@@ -16,13 +16,12 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from pydantic import Field
 
 from fedrec.components import registry
-from fedrec.config import Config
+from fedrec.config import Config, fits
 from fedrec.errors import ExperimentError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.experiment.phases import Phase, contributions_of, phase_at, phases_of, step_table
@@ -365,8 +364,7 @@ def _train_difference(
     agreed = Protection.of(in_phase, clip, ordered.names, noise_scale=ordered.noise_scale)
     if ordered != agreed:
         return f"protection: {ordered.text()[:300]}"
-    patterns = in_phase.parameters
-    allowed = {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
+    allowed = {name for name in names if fits(name, in_phase.parameters)}
     more = sorted(set(ordered.names) - allowed)
     return f"protection: of parameters {more[:3]}" if more else None
 

@@ -13,7 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import Step, StepConfig, fits
+from clients.step import Step, StepConfig
+from fedrec.config import fits
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters

@@ -25,13 +25,14 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from clients.step import PrivateParameters, Train, fits
+from clients.step import PrivateParameters, Train
 from clients.steps.descent import (
     DescentConfig,
     DescentStep,
     check_patterns,
     rates_by_name,
 )
+from fedrec.config import fits
 from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRec, PrivRecProfile
 from fedrec.nn.layers import KernelModel

@@ -215,7 +215,7 @@ class RatingSums(Step):
     name = "rating-sums"
     Config = RatingSumsConfig
     contributions = "non-negative"
-    together = ("item.mean", "item.count")  # no update is negative if both are released
+    released_together = ("item.mean", "item.count")  # no update is negative if both are released
     config: RatingSumsConfig
 
     def train_block(

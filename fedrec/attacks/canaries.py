@@ -7,14 +7,13 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 from scipy.linalg import toeplitz
 
-from fedrec.config import Config
+from fedrec.config import Config, fits
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
 from fedrec.privacy.mechanisms.banded import inverse
@@ -303,11 +302,7 @@ class Directions:
     ) -> None:
         self.plan = plan
         self.signs = plan.signs()
-        trained = {
-            name: shape
-            for name, shape in shapes.items()
-            if any(fnmatchcase(name, pattern) for pattern in plan.parameters)
-        }
+        trained = {n: shape for n, shape in shapes.items() if fits(n, plan.parameters)}
         self.groups = [""] * plan.count
         if plan.kind == "signed":
             self.pairs = self._signed(trained, room)

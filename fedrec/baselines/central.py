@@ -3,7 +3,6 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from fedrec.baselines.training import (
     train,
 )
 from fedrec.components.registry import MODEL, resolve
-from fedrec.config import Width
+from fedrec.config import Width, fits
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema, last_items
 from fedrec.errors import ExperimentError
@@ -355,11 +354,7 @@ class Central(ExamplesBaseline):
                 " its parameters for each client",
                 fix="choose another model",
             )
-        private = {
-            name: value
-            for name, value in drawn.items()
-            if any(fnmatchcase(name, pattern) for pattern in self._private)
-        }
+        private = {n: value for n, value in drawn.items() if fits(n, tuple(self._private))}
         self._shapes = {name: value.shape for name, value in private.items()}
         self.shared = {n: v[None].to(self.device) for n, v in drawn.items() if n not in private}
         row = torch.cat([value.flatten() for value in private.values()] or [torch.empty(0)])

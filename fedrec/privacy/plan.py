@@ -8,11 +8,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from fedrec.config import did_you_mean
+from fedrec.config import did_you_mean, fits
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import sampling as samplings
 from fedrec.privacy.accounting.accountant import calibrate
@@ -359,13 +358,9 @@ class Plan:
         """
         names = list(names)
         for pattern in self.config.parameters:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(fits(name, (pattern,)) for name in names):
                 raise ExperimentError(
                     f"no parameter matches the pattern {pattern!r} of 'privacy.parameters'",
                     fix=did_you_mean(pattern, names),
                 )
-        return [
-            name
-            for name in names
-            if any(fnmatchcase(name, pattern) for pattern in self.config.parameters)
-        ]
+        return [name for name in names if fits(name, self.config.parameters)]

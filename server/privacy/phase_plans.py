@@ -10,13 +10,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.components.registry import STEP, resolve
-from fedrec.config import did_you_mean
+from fedrec.config import did_you_mean, fits
 from fedrec.data.population import POPULATIONS, check_declared_categories, check_independent_clients
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of, phase_at
@@ -283,9 +282,8 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
                 fix=f"name all inner strategies in `phases` of {type(part).__name__}",
             )
-        together = getattr(resolve(STEP, part.step["name"]), "together", ())
-        patterns = config.in_phase(phase).parameters
-        released = [n for n in together if any(fnmatchcase(n, each) for each in patterns)]
+        together = getattr(resolve(STEP, part.step["name"]), "released_together", ())
+        released = [name for name in together if fits(name, config.in_phase(phase).parameters)]
         if 0 < len(released) < len(together):
             raise ExperimentError(
                 f"phase {phase!r} releases only a part of {', '.join(together)}, which has signs: a"

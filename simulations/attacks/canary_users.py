@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +20,7 @@ from clients.steps.descent import Update, one_by_one
 from fedrec.attacks.canaries import CanaryPlan, Directions, Kind
 from fedrec.components import registry
 from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY, resolve
-from fedrec.config import Config
+from fedrec.config import Config, fits
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import Interactions, Schema, more_ids
 from fedrec.data.population import Population
@@ -83,9 +82,7 @@ class Reserved(Model):
         others = [
             name
             for name, value in self.base.initial(torch.Generator()).items()
-            if value.ndim
-            and name not in self.item_tables
-            and any(fnmatchcase(name, pattern) for pattern in self.config.parameters)
+            if value.ndim and name not in self.item_tables and fits(name, self.config.parameters)
         ]
         share = -(-self.config.rows // max(len(others), 1))
         return {**dict.fromkeys(self.item_tables, self.config.rows), **dict.fromkeys(others, share)}

@@ -136,7 +136,7 @@ def test_what_has_been_reached_is_kept():
     """Each number may only be lowered, down to its target."""
     reached = {
         "source files": 311,
-        "source lines": 44_100,
+        "source lines": 44_081,
         "source public": 3392,
         "source short": 0,
         "source long": 0,
