@@ -27,10 +27,8 @@ from fedrec.pretext.contrast import (
 )
 from fedrec.pretext.views import PREFIX
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
-from fedrec.training.descent import Objective, descend
-from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import BlockUpdate, Dense
-from fedrec.training.sgd import SgdSettings
+from fedrec.training.sgd import Objective, SgdSettings, descend
 
 # Mini-batch gradient descent on an objective, of many clients at once.
 
@@ -118,33 +116,6 @@ class SessionStep(DescentStep):
         added = self.task.initial(parameters, generator)
         super().prepare({**parameters, **added}, generator)
         return added
-
-
-# Steps on shuffled batches of positives and of negatives that are drawn once a round.
-
-
-SHUFFLED_BATCH = 256  # examples per gradient step
-_NEGATIVES = 4  # unobserved items per positive (ranking)
-
-
-class ShuffledConfig(StepConfig):
-    """Settings of steps on shuffled batches of 256 examples, with 4 unobserved items per
-    positive."""
-
-    epochs: int = Field(default=1, ge=0)
-    """Passes over the examples; 0 trains nothing."""
-    learning_rate: float = Field(default=0.1, gt=0)
-    """Step size of the private network or score function."""
-
-
-class ShuffledStep(Step):
-    """Base of steps on shuffled batches."""
-
-    config: ShuffledConfig
-
-    def draw(self) -> ExampleDraw:
-        """The rows and negatives, shuffled in each epoch."""
-        return ExampleDraw(self.config.epochs, SHUFFLED_BATCH, _NEGATIVES)
 
 
 # Settings for parameters by patterns of their names, such as `layer*`.

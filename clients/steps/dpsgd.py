@@ -5,7 +5,7 @@
 Algorithm 3 with another model: the device draws J of its examples, takes the gradient of each one's
 loss with respect to the shared parameters, clips each, by a constant or by algorithm 2, takes their
 mean and adds Gaussian noise to every coordinate. For the guarantee of each `mode` see
-`clients.steps.dpvae`; it trains the autoencoder of that table.
+`clients.steps.vae`; it trains the autoencoder of that table.
 
 Parameters that stay on the device (`private-parameters`) are fitted there first, for `epochs`
 passes over the client's examples while the shared ones stay fixed. They are never sent, so they

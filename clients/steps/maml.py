@@ -34,8 +34,8 @@ from clients.steps.descent import rates_by_name
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Parameters
 from fedrec.training.block import Batches, Block
-from fedrec.training.descent import Recommending
 from fedrec.training.results import BlockUpdate
+from fedrec.training.sgd import Recommending
 
 _Examples = tuple[np.ndarray, np.ndarray]
 

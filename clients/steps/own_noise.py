@@ -19,7 +19,7 @@ from fedrec.rng import Secure
 
 # One noisy gradient per user, for any model: clip, mean, and the user's own noise (Fang et al.
 # 2022, algorithm 3). A step of this kind computes a user's gradients; this module does everything
-# between them and the server. `clients.steps.dpvae` documents the guarantee of each `mode`, and
+# between them and the server. `clients.steps.vae` documents the guarantee of each `mode`, and
 # `fedrec.privacy.personal` the privacy cost of uploads.
 
 ROUNDING = 1 - 1e-6  # so that the norm of a clipped gradient in float32 is at most the bound

@@ -33,8 +33,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.sequential import SequenceModel, padded_width, sequence_loss
 from fedrec.pretext.contrast import SessionBatches, SessionObjective
 from fedrec.training.block import Batches, Block
-from fedrec.training.descent import Recommending
-from fedrec.training.sgd import SgdSettings
+from fedrec.training.sgd import Recommending, SgdSettings
 
 
 class SequenceStepConfig(GradientConfig, PrivateParameters):

@@ -30,9 +30,8 @@ from fedrec.models.privrec import PrivRecConfig as PrivRecModelConfig
 from fedrec.nn.layers import Activation
 from fedrec.rng import stream, torch_stream
 from fedrec.training.block import Batches, Block
-from fedrec.training.descent import descend
 from fedrec.training.kernel import kernel_refusal, train_block
-from fedrec.training.sgd import SgdSettings
+from fedrec.training.sgd import SgdSettings, descend
 
 _LAYER_RATE = 0.3  # factor on the learning rate of the layers, as in privrec-ml1m
 # that of the item embeddings, which are trained in the last epoch only, and not in fine-tuning

@@ -24,7 +24,7 @@ from fedrec.pretext.views import (
     mean_directions,
 )
 from fedrec.training.block import Batches, Block, Rectangle, UserCodes
-from fedrec.training.descent import Recommending
+from fedrec.training.sgd import Recommending
 
 # The contrastive loss on masked views (PrivRec equations 8 to 10), with a leading cohort dimension,
 # for both kinds of encoders.

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from clients.steps import als, dpvae, fedrap, gpfedrec, maml, sequence, sgd, vae
-from clients.steps import descent as contrastive
+from clients.steps import als, maml, personal, sequence, sgd, vae
 from clients.steps import sgd as sgd_profile
 from clients.steps.als import MOMENTS
+from clients.steps.descent import Contrastive as ContrastiveStep
 from clients.steps.descent import Update, one_by_one
-from clients.steps.fedrap import PERSONAL, SHARED
-from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
+from clients.steps.personal import BIAS, ITEMS, PERSONAL, SHUFFLED_BATCH, WEIGHT
 from clients.steps.sgd import PROFILE
 from clients.steps.vae import generator_of
 from fedrec.data.client_data import ClientData, draw_negatives
@@ -165,7 +164,7 @@ class Sgd(OneByOne, sgd.Sgd):
         )
 
 
-class Contrastive(OneByOne, contrastive.Contrastive):
+class Contrastive(OneByOne, ContrastiveStep):
     def alone(self, parameters, data, random):
         descent = LocalDescent(self.trained(parameters), self.config.sgd())
         examples = 0
@@ -274,7 +273,7 @@ class Vae(OneByOne, vae.VaeStep):
         return Update(descent.delta(parameters), min(1, self.config.epochs), loss)
 
 
-class DpVae(OneByOne, dpvae.DpVae):
+class DpVae(OneByOne, vae.DpVae):
     def alone(self, parameters, data, random):
         if self.config.epochs == 0:
             return Update(
@@ -356,12 +355,12 @@ def epochs_of(step, data, random):
         yield items[order], labels[order]
 
 
-class Fedrap(OneByOne, fedrap.FedrapStep):
+class Fedrap(OneByOne, personal.FedrapStep):
     def alone(self, parameters, data, random):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
             epochs_of(self, data, random),
-            contrastive.SHUFFLED_BATCH,
+            SHUFFLED_BATCH,
             self.device,
             functools.partial(self._descend, values),
         )
@@ -374,7 +373,7 @@ class Fedrap(OneByOne, fedrap.FedrapStep):
         given = {name: value.unsqueeze(0) for name, value in leaves.items()}
         predicted = self.model.predict(given, (), items[None])[0]
         entropy = F.binary_cross_entropy_with_logits(predicted, labels)
-        shared = leaves[SHARED][items]
+        shared = leaves[ITEMS][items]
         personal = leaves[PERSONAL][items]
         loss = entropy - self.config.apart * (personal - shared).square().mean()
         loss = loss + self.config.sparse * shared.abs().mean()
@@ -384,12 +383,12 @@ class Fedrap(OneByOne, fedrap.FedrapStep):
         return float(entropy.detach())
 
 
-class Pfedrec(OneByOne, gpfedrec.PfedrecStep):
+class Pfedrec(OneByOne, personal.PfedrecStep):
     def alone(self, parameters, data, random):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
             epochs_of(self, data, random),
-            contrastive.SHUFFLED_BATCH,
+            SHUFFLED_BATCH,
             self.device,
             functools.partial(self._turns, values),
         )

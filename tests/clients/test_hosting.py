@@ -9,7 +9,7 @@ from clients.app import node_of
 from clients.evaluation import requested_items
 from clients.node import Node, TrainingPath, training_path
 from clients.steps.fedgnn import FedgnnStep
-from clients.steps.gpfedrec import GpfedrecStep
+from clients.steps.personal import GpfedrecStep
 from clients.steps.sgd import Sgd
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load

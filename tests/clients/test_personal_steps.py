@@ -14,9 +14,9 @@ from clients.evaluation import requested_items
 from clients.node import Node, training_path
 from clients.round import train_clients, train_each
 from clients.step import Step, private_names
-from clients.steps import descent
+from clients.steps import personal
 from clients.steps.fedgnn import FedgnnStepConfig
-from clients.steps.gpfedrec import GpfedrecStep
+from clients.steps.personal import GpfedrecStep
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.graphs import tokens
@@ -43,7 +43,7 @@ SYSTEM = (
 @pytest.fixture(autouse=True)
 def few_examples(monkeypatch):
     """Several batches of a client's few examples."""
-    monkeypatch.setattr(descent, "SHUFFLED_BATCH", 8)
+    monkeypatch.setattr(personal, "SHUFFLED_BATCH", 8)
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.round import train_clients
 from clients.steps.dpsgd import DpSgd, DpSgdConfig
-from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.own_noise import clipped_mean
-from clients.steps.vae import VaeStep, VaeStepConfig, generator_of
+from clients.steps.vae import DpVae, DpVaeConfig, VaeStep, VaeStepConfig, generator_of
 from clients.sums import UpdateSum
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load

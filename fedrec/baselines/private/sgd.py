@@ -232,7 +232,7 @@ def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
 # materialised (Goodfellow 2015).
 #
 # Where this differs from the paper: Fang et al. give every user an epsilon of its own and noise of
-# its own for one upload (`clients/steps/dpvae.py` with model `ae` does that, with the paper's clip
+# its own for one upload (`clients/steps/vae.py` with model `ae` does that, with the paper's clip
 # norm from private gradients as an option); here one epsilon is for all steps and holds for all
 # data of a user. Adam instead of plain gradient descent.
 

@@ -23,8 +23,8 @@ from clients.device.policy import Policy
 from clients.node import Node
 from clients.round import train_clients
 from clients.steps.descent import Update, as_block
-from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.sgd import Sgd
+from clients.steps.vae import DpVae, DpVaeConfig
 from clients.sums import UpdateSum
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError, RefusalError

@@ -21,9 +21,8 @@ from fedrec.nn.layers import (
     weighted_cross_entropy,
 )
 from fedrec.training.block import Batches, Block, _numbered
-from fedrec.training.descent import descend
 from fedrec.training.recorded_steps import run_steps
-from fedrec.training.sgd import SgdSettings
+from fedrec.training.sgd import SgdSettings, descend
 
 # Blocks of clients.
 
