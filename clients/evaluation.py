@@ -85,7 +85,7 @@ def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder
         )
     clients = given.requests.clients
     if node.experiment.task == "rating":
-        block = generated_ratings(node, given, _part(node, order))
+        block = _generated_ratings(node, given, _part(node, order))
         return Evaluated(clients, node.metrics.of_ratings(block))
 
     def scores(part: np.ndarray) -> Tensor:
@@ -358,7 +358,7 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
     return needed_items(node, step, clients, order.round)
 
 
-def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
+def _generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
     """Each client's predictions for its held-out rows."""
     clients = given.requests.clients
     held_out = node.population.rows(clients, part)

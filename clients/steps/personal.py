@@ -34,7 +34,7 @@ SHUFFLED_BATCH = 256  # examples per gradient step
 _NEGATIVES = 4  # unobserved items per positive (ranking)
 
 
-class ShuffledConfig(StepConfig):
+class _ShuffledConfig(StepConfig):
     """Settings of steps on shuffled batches of 256 examples, with 4 unobserved items per
     positive."""
 
@@ -44,10 +44,10 @@ class ShuffledConfig(StepConfig):
     """Step size of the private network or score function."""
 
 
-class ShuffledStep(Step):
+class _ShuffledStep(Step):
     """Base of steps on shuffled batches."""
 
-    config: ShuffledConfig
+    config: _ShuffledConfig
 
     def draw(self) -> ExampleDraw:
         """The rows and negatives, shuffled in each epoch."""
@@ -73,7 +73,7 @@ BIAS = "score.bias"
 ITEMS = "item.id"
 
 
-class PfedrecStepConfig(ShuffledConfig):
+class PfedrecStepConfig(_ShuffledConfig):
     """Settings of dual personalisation."""
 
     item_rate: float = Field(default=50.0, ge=0)
@@ -81,7 +81,7 @@ class PfedrecStepConfig(ShuffledConfig):
     examples and the loss is their mean."""
 
 
-class PfedrecStep(ShuffledStep):
+class PfedrecStep(_ShuffledStep):
     """Trains a private score function and the shared item embeddings in turns."""
 
     name = "pfedrec"
@@ -152,7 +152,7 @@ OWN = "item.own"
 _Descent = Callable[[Parameters, Tensor, Block], tuple[dict[str, Tensor], Tensor]]
 
 
-class GpfedrecStepConfig(ShuffledConfig):
+class GpfedrecStepConfig(_ShuffledConfig):
     """Settings of guided local training."""
 
     user_rate: float = Field(default=20.0, ge=0)
@@ -165,7 +165,7 @@ class GpfedrecStepConfig(ShuffledConfig):
     on MovieLens-100K: 0.05); 0: no guidance."""
 
 
-class GpfedrecStep(ShuffledStep):
+class GpfedrecStep(_ShuffledStep):
     """Trains a private network, and rows of item embeddings under guidance."""
 
     name = "gpfedrec"
@@ -306,7 +306,7 @@ PERSONAL = "item.personal"
 PRIVATE = (PERSONAL, WEIGHT, BIAS)
 
 
-class FedrapStepConfig(ShuffledConfig):
+class FedrapStepConfig(_ShuffledConfig):
     """Settings of additive personalisation."""
 
     shared_rate: float = Field(default=50.0, ge=0)
@@ -326,7 +326,7 @@ class FedrapStepConfig(ShuffledConfig):
         return self.model_copy(update={"apart": self.apart * risen, "sparse": self.sparse * risen})
 
 
-class FedrapStep(ShuffledStep):
+class FedrapStep(_ShuffledStep):
     """Trains a private score function, a private and a shared part of the item embeddings."""
 
     name = "fedrap"

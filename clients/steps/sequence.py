@@ -47,7 +47,7 @@ class SequenceStepConfig(GradientConfig, PrivateParameters):
 
 
 @dataclass(frozen=True, eq=False)
-class SequenceBatches(Batches):
+class _SequenceBatches(Batches):
     """One client's work. The items of a step are those drawn for it, and then the sequence.
 
     Attributes:
@@ -93,7 +93,7 @@ class SequenceStep(DescentStep):
             outside = data.never_negative, model.schema.num_items
             items[:, :drawn] = draw_negatives(*outside, steps * drawn, random).reshape(steps, drawn)
         items[:, drawn : drawn + len(sequence)] = sequence
-        return SequenceBatches(
+        return _SequenceBatches(
             items=items,
             labels=np.zeros(items.shape, dtype=np.float32),
             sizes=np.full(steps, drawn + len(sequence)),
@@ -104,15 +104,15 @@ class SequenceStep(DescentStep):
             catalogue=None if drawn else model.schema.num_items,
         )
 
-    def objective(self) -> SequenceObjective:
+    def objective(self) -> _SequenceObjective:
         """The mean loss of a client's positions."""
-        return SequenceObjective(self.model)
+        return _SequenceObjective(self.model)
 
     def settings(self, names: list[str]) -> SgdSettings:
         return replace(super().settings(names), rates=rates_by_name(names, self.config.rates))
 
 
-class SequenceObjective:
+class _SequenceObjective:
     """The mean loss of each client's positions.
 
     Args:
@@ -128,10 +128,10 @@ class SequenceObjective:
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
         members = [
-            member for member in block.members[:active] if isinstance(member, SequenceBatches)
+            member for member in block.members[:active] if isinstance(member, _SequenceBatches)
         ]
         if len(members) != active:
-            raise TypeError("Expected SequenceBatches.")
+            raise TypeError("Expected _SequenceBatches.")
         drawn = members[0].drawn
         items = block.items[step, :active]
         counts = (block.sizes[step, :active] - drawn - 1)[:, None]

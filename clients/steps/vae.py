@@ -32,7 +32,7 @@ from fedrec.training.results import BlockUpdate, Dense, outer_products
 
 
 @dataclass(frozen=True, eq=False)
-class HistoryBatches(Batches):
+class _HistoryBatches(Batches):
     """One client's work: a step on its history, or none.
 
     Attributes:
@@ -57,7 +57,7 @@ class HistoryBatches(Batches):
 
 
 @dataclass(frozen=True, eq=False)
-class HistoryBlock(Block):
+class _HistoryBlock(Block):
     """A block of clients with histories.
 
     Attributes:
@@ -84,11 +84,11 @@ class HistoryBlock(Block):
         device: torch.device,
         model: Vae | None = None,
     ) -> Self:
-        """Make a block of clients from `HistoryBatches`; the model determines the number of items
+        """Make a block of clients from `_HistoryBatches`; the model determines the number of items
         and of random numbers."""
-        members = [batch for batch in batches if isinstance(batch, HistoryBatches)]
+        members = [batch for batch in batches if isinstance(batch, _HistoryBatches)]
         if model is None or len(members) != len(batches):
-            raise TypeError("Expected HistoryBatches and the model that they are for.")
+            raise TypeError("Expected _HistoryBatches and the model that they are for.")
         items = model.schema.num_items
         latent = model.config.latent
         histories = np.zeros((len(members), items), dtype=np.float32)
@@ -116,9 +116,9 @@ class HistoryBlock(Block):
         )
 
     @property
-    def histories_of(self) -> list[HistoryBatches]:
+    def histories_of(self) -> list[_HistoryBatches]:
         """The clients' batches."""
-        return [batch for batch in self.members if isinstance(batch, HistoryBatches)]
+        return [batch for batch in self.members if isinstance(batch, _HistoryBatches)]
 
     def parts(
         self, model: Vae, parameters: Mapping[str, Tensor], tap: Tap
@@ -134,7 +134,7 @@ class HistoryBlock(Block):
         return log_chances[0], distances[0]
 
 
-def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | None:
+def _prior(batches: Sequence[_HistoryBatches], device: torch.device) -> Prior | None:
     priors = [batch.prior for batch in batches if batch.prior is not None]
     if len(priors) != len(batches):
         return None
@@ -145,7 +145,7 @@ def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | N
     return Prior(mean, variance)
 
 
-class HistoryStepConfig(StepConfig):
+class _HistoryStepConfig(StepConfig):
     """Settings of training on histories."""
 
     epochs: int = Field(default=1, ge=0, le=1)
@@ -166,37 +166,37 @@ class HistoryStepConfig(StepConfig):
         return self.model_copy(update={"beta": self.beta * share})
 
 
-class HistoryStep(Step):
+class _HistoryStep(Step):
     """Base of steps that train the variational autoencoder on a client's own history."""
 
     trains = Vae
     model: Vae
-    config: HistoryStepConfig
+    config: _HistoryStepConfig
 
-    def __init__(self, config: HistoryStepConfig, model: Vae, device: torch.device) -> None:
+    def __init__(self, config: _HistoryStepConfig, model: Vae, device: torch.device) -> None:
         super().__init__(config, model, device)
         noise = config if isinstance(config, PersonalNoise) else None
         self.priors = user_priors(config.priors, noise, model)
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
-        return HistoryBlock.of(users, batches, device, self.model)
+        return _HistoryBlock.of(users, batches, device, self.model)
 
-    def history_batches(
+    def _history_batches(
         self,
         data: ClientData,
         steps: int,
         random: np.random.Generator,
         drawn: np.ndarray | None = None,
         examples: int | None = None,
-    ) -> HistoryBatches:
+    ) -> _HistoryBatches:
         """The batches of one client, with the draws of its step; with `steps = 0`
-        nothing is trained. `drawn`, `int64 [J]`: see `HistoryBatches`; `examples`: default
+        nothing is trained. `drawn`, `int64 [J]`: see `_HistoryBatches`; `examples`: default
         `steps`."""
         draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
         history = data.positives
         retained = np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool)
         noise = np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32)
-        return HistoryBatches(
+        return _HistoryBatches(
             items=np.zeros((steps, 0), dtype=np.int64),
             labels=np.zeros((steps, 0), dtype=np.float32),
             sizes=np.zeros(steps, dtype=np.int64),
@@ -230,14 +230,14 @@ def generator_of(random: np.random.Generator) -> torch.Generator:
 # MovieLens-100K).
 
 
-class VaeStepConfig(HistoryStepConfig):
+class VaeStepConfig(_HistoryStepConfig):
     """Settings of local training of the variational autoencoder."""
 
     learning_rate: float = Field(default=0.01, gt=0)
     """Step size on the device; of no effect on the result with an adaptive server."""
 
 
-class VaeStep(HistoryStep):
+class VaeStep(_HistoryStep):
     """Gradient steps on one client's evidence lower bound."""
 
     name = "vae"
@@ -247,15 +247,15 @@ class VaeStep(HistoryStep):
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """The step of one client; none for a client without a positive item."""
-        return self.history_batches(data, self.config.epochs * bool(len(data.positives)), random)
+        return self._history_batches(data, self.config.epochs * bool(len(data.positives)), random)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
         """Train every client of a block, by one backward pass."""
         config = self.config
-        if not isinstance(block, HistoryBlock):
-            raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
+        if not isinstance(block, _HistoryBlock):
+            raise TypeError(f"Expected a _HistoryBlock, got {type(block).__name__}.")
         recorder = Recorder()
         trains = block.histories.any(1) & bool(config.epochs)
         log_chances, distances = block.parts(self.model, parameters, recorder)
@@ -298,12 +298,12 @@ class VaeStep(HistoryStep):
 #   for an epsilon near zero dominates.
 
 
-class DpVaeConfig(HistoryStepConfig, OwnNoiseConfig):
+class DpVaeConfig(_HistoryStepConfig, OwnNoiseConfig):
     """Settings of training under the user's own noise; with `epochs = 1` a user makes one upload in
     a round, as in algorithm 3."""
 
 
-class DpVae(HistoryStep, OwnNoiseStep):
+class DpVae(_HistoryStep, OwnNoiseStep):
     """One noisy gradient of a user."""
 
     name = "dpvae"
@@ -319,14 +319,14 @@ class DpVae(HistoryStep, OwnNoiseStep):
         if number and self.config.epochs:
             count = min(self.config.examples, number)
             drawn = random.choice(data.positives, size=count, replace=False)
-        return self.history_batches(data, int(len(drawn) > 0), random, drawn=drawn, examples=1)
+        return self._history_batches(data, int(len(drawn) > 0), random, drawn=drawn, examples=1)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
         """Train every client of a block. One backward pass for all examples of all clients."""
-        if not isinstance(block, HistoryBlock):
-            raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
+        if not isinstance(block, _HistoryBlock):
+            raise TypeError(f"Expected a _HistoryBlock, got {type(block).__name__}.")
         recorder = Recorder()
         losses, real = self._losses(parameters, block, recorder)
         gradients = recorder.gradients(losses)
@@ -355,7 +355,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         return BlockUpdate(parameters, block, dense, reported)
 
     def _noise(
-        self, parameters: Parameters, block: HistoryBlock, bounds: Tensor
+        self, parameters: Parameters, block: _HistoryBlock, bounds: Tensor
     ) -> dict[str, Tensor]:
         """The noise of every client's upload, `[C, ...]` for each parameter: views of one array, in
         which it is drawn."""
@@ -375,7 +375,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
     def _summed(
         self,
         parameters: Parameters,
-        block: HistoryBlock,
+        block: _HistoryBlock,
         gradients: FactoredGradients,
         weights: Tensor,
         bounds: Tensor,
@@ -393,7 +393,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         return BlockUpdate(parameters, block, outer_products(factors), losses, noise_stds=stds)
 
     def _losses(
-        self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder
+        self, network: Mapping[str, Tensor], block: _HistoryBlock, recorder: Recorder
     ) -> tuple[Tensor, Tensor]:
         """Losses whose gradients are clipped separately, `[C, J]` (or `[C, 1]`), and a mask of
         those that exist, `bool` of the same shape."""
@@ -416,7 +416,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
     def _bounds(
         self,
         gradients: FactoredGradients,
-        block: HistoryBlock,
+        block: _HistoryBlock,
         real: Tensor,
         parameters: Mapping[str, Tensor],
     ) -> Tensor:

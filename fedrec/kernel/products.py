@@ -35,7 +35,7 @@ BLOCK = 8
 """Rows and columns of the blocks that are transposed at once."""
 
 
-def pointer(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
+def _pointer(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
     """A pointer to the number `offsets` numbers past an address."""
     address = builder.inttoptr(address, FLOAT.as_pointer())
     for offset in offsets:
@@ -43,13 +43,13 @@ def pointer(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
     return address
 
 
-def load_vector(builder: ir.IRBuilder, address: Any, width: int) -> Any:
+def _load_vector(builder: ir.IRBuilder, address: Any, width: int) -> Any:
     """The numbers from a pointer on."""
     vector = ir.VectorType(FLOAT, width)
     return builder.load(builder.bitcast(address, vector.as_pointer()), align=4)
 
 
-def store_vector(builder: ir.IRBuilder, value: Any, address: Any) -> None:
+def _store_vector(builder: ir.IRBuilder, value: Any, address: Any) -> None:
     """Write a vector to where a pointer points."""
     builder.store(value, builder.bitcast(address, value.type.as_pointer()), align=4)
 
@@ -64,7 +64,7 @@ def repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def multiply_add(builder: ir.IRBuilder, first: Any, second: Any, total: Any) -> Any:
+def _multiply_add(builder: ir.IRBuilder, first: Any, second: Any, total: Any) -> Any:
     """total + one * other, in one instruction where the processor has it."""
     free: Any = {"flags": ("contract",)}
     return builder.fadd(total, builder.fmul(first, second, **free), **free)
@@ -119,13 +119,13 @@ def tile(rows: int, width: int) -> Any:
             each = [ir.Constant(INTEGER, row) for row in range(rows)]
 
             def step(number: Any, sums: Sequence[Any]) -> list[Any]:
-                row_of_b = load_vector(
-                    builder, pointer(builder, b, builder.mul(number, b_row)), width
+                row_of_b = _load_vector(
+                    builder, _pointer(builder, b, builder.mul(number, b_row)), width
                 )
                 column = builder.mul(number, a_column)
-                addresses = [pointer(builder, a, column, builder.mul(a_row, row)) for row in each]
+                addresses = [_pointer(builder, a, column, builder.mul(a_row, row)) for row in each]
                 return [
-                    multiply_add(
+                    _multiply_add(
                         builder, repeated(builder, builder.load(address), width), row_of_b, total
                     )
                     for address, total in zip(addresses, sums, strict=True)
@@ -134,9 +134,9 @@ def tile(rows: int, width: int) -> Any:
             sums = loop(builder, inner, 1, [zeros] * rows, step)
             factor = repeated(builder, alpha, width)
             for row, total in zip(each, sums, strict=True):
-                address = pointer(builder, out, builder.mul(out_row, row))
-                before = load_vector(builder, address, width)
-                store_vector(builder, multiply_add(builder, factor, total, before), address)
+                address = _pointer(builder, out, builder.mul(out_row, row))
+                before = _load_vector(builder, address, width)
+                _store_vector(builder, _multiply_add(builder, factor, total, before), address)
             return context.get_dummy_value()
 
         return types.void(alpha, inner, a, a_row, a_column, b, b_row, out, out_row), generate
@@ -160,9 +160,9 @@ def vector_dot(typing, first, second, count):
             return builder.shuffle_vector(values, ir.Constant(values.type, ir.Undefined), mask)
 
         def step(number: Any, sums: Sequence[Any]) -> list[Any]:
-            left = load_vector(builder, pointer(builder, first, number), VECTOR)
-            right = load_vector(builder, pointer(builder, second, number), VECTOR)
-            return [multiply_add(builder, left, right, sums[0])]
+            left = _load_vector(builder, _pointer(builder, first, number), VECTOR)
+            right = _load_vector(builder, _pointer(builder, second, number), VECTOR)
+            return [_multiply_add(builder, left, right, sums[0])]
 
         zeros = ir.Constant(ir.VectorType(FLOAT, VECTOR), [0.0] * VECTOR)
         (total,) = loop(builder, count, VECTOR, [zeros], step)
@@ -179,14 +179,14 @@ def vector_dot(typing, first, second, count):
 
 
 @intrinsic
-def transpose_block(typing, source, source_row, target, target_row):
+def _transpose_block(typing, source, source_row, target, target_row):
     """Transpose a block of `BLOCK` rows and columns: addresses, and numbers from row to row."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, source_row, target, target_row = arguments
         rows_of_block = [ir.Constant(INTEGER, row) for row in range(BLOCK)]
         rows = [
-            load_vector(builder, pointer(builder, source, builder.mul(source_row, number)), BLOCK)
+            _load_vector(builder, _pointer(builder, source, builder.mul(source_row, number)), BLOCK)
             for number in rows_of_block
         ]
         mixed = ir.VectorType(ir.IntType(32), BLOCK)
@@ -202,7 +202,7 @@ def transpose_block(typing, source, source_row, target, target_row):
                 for half in halves
             ]
         for row, number in zip(rows, rows_of_block, strict=True):
-            store_vector(builder, row, pointer(builder, target, builder.mul(target_row, number)))
+            _store_vector(builder, row, _pointer(builder, target, builder.mul(target_row, number)))
         return context.get_dummy_value()
 
     return types.void(source, source_row, target, target_row), generate
@@ -258,7 +258,7 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
         a_row, a_column = (1, rows) if a_transposed else (inner, 1)
         at = a.ctypes.data, second.ctypes.data, out.ctypes.data
         sizes = rows, columns, inner
-        _add_tiles(np.float32(alpha), sizes, at[0], a_row, a_column, at[1], columns, at[2], columns)
+        add_tiles(np.float32(alpha), sizes, at[0], a_row, a_column, at[1], columns, at[2], columns)
 
 
 @njit(**FAST)
@@ -274,9 +274,7 @@ def add_views(alpha, a, b, out):
     sizes = out.shape[0], out.shape[1], a.shape[1]
     at = a.ctypes.data, b.ctypes.data, out.ctypes.data
     steps = a.strides[0] // 4, a.strides[1] // 4, b.strides[0] // 4, out.strides[0] // 4
-    _add_tiles(
-        np.float32(alpha), sizes, at[0], steps[0], steps[1], at[1], steps[2], at[2], steps[3]
-    )
+    add_tiles(np.float32(alpha), sizes, at[0], steps[0], steps[1], at[1], steps[2], at[2], steps[3])
 
 
 @njit(**FAST)
@@ -319,7 +317,7 @@ def _add_turned(alpha, a, b, out, room):
     turned[:] = 0
     sizes = columns, padded, inner
     at = b.ctypes.data, first.ctypes.data, turned.ctypes.data
-    _add_tiles(alpha, sizes, at[0], inner, 1, at[1], padded, at[2], padded)
+    add_tiles(alpha, sizes, at[0], inner, 1, at[1], padded, at[2], padded)
     transpose(turned, out)
 
 
@@ -338,7 +336,7 @@ def transpose(values, transposed):
     for r in range(0, whole_rows, BLOCK):
         for c in range(0, whole_columns, BLOCK):
             at = source + 4 * (r * source_row + c), target + 4 * (c * target_row + r)
-            transpose_block(at[0], source_row, at[1], target_row)  # pyright: ignore[reportCallIssue]
+            _transpose_block(at[0], source_row, at[1], target_row)  # pyright: ignore[reportCallIssue]
         for c in range(whole_columns, columns):
             for n in range(r, r + BLOCK):
                 transposed[c, n] = values[n, c]
@@ -348,7 +346,7 @@ def transpose(values, transposed):
 
 
 @njit(**INNER)
-def _add_tiles(alpha, sizes, a, a_row, a_column, b, b_row, out, out_row):
+def add_tiles(alpha, sizes, a, a_row, a_column, b, b_row, out, out_row):
     """Tile by tile: all rows of some columns, so that these columns of b stay in the L1 cache."""
     rows, columns, inner = sizes
     column = 0

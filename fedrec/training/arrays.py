@@ -109,7 +109,7 @@ class Client(NamedTuple):
     first_row: int
 
 
-class Batch(NamedTuple):
+class _Batch(NamedTuple):
     """The examples of a step.
 
     Attributes:
@@ -123,7 +123,7 @@ class Batch(NamedTuple):
     labels: np.ndarray
 
 
-class Scratch(NamedTuple):
+class _Scratch(NamedTuple):
     """Working memory of a step, reused in every step.
 
     Attributes:
@@ -169,7 +169,7 @@ def batch_of(examples, step, client):
     examples `[S, C]`."""
     items, rows, labels, counts = examples
     n = counts[step, client]
-    return Batch(items[step, client, :n], rows[step, client, :n], labels[step, client, :n])
+    return _Batch(items[step, client, :n], rows[step, client, :n], labels[step, client, :n])
 
 
 @njit(**FAST)
@@ -190,7 +190,7 @@ def scratch_for(network, examples, width):
         outputs = outputs + layer[2]
         widest = max(widest, layer[2])
         room = max(room, layer[1] * layer[2])
-    return Scratch(
+    return _Scratch(
         aligned(1, inputs)[0],
         aligned(1, network.layers[0, 2])[0],
         aligned(1, network.layers[0, 2])[0],

@@ -494,7 +494,7 @@ class BlockUpdate:
         row = value[:1].numel() * value.element_size()
         return int(bytes_of_rows(rows, row, value.nbytes).sum())
 
-    def parameter_of(self, name: str, index: int) -> Tensor:
+    def _parameter_of(self, name: str, index: int) -> Tensor:
         """One client's value of a parameter of `start`, `[1, ...]`, an item table at full size; a
         view of the shared value where the client did not change it."""
         self._check_single()
@@ -600,7 +600,7 @@ class _OneClient(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._read:
-            self._read[name] = self._update.parameter_of(name, self._index)
+            self._read[name] = self._update._parameter_of(name, self._index)
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:

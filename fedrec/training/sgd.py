@@ -143,7 +143,7 @@ class Group:
         """A gradient `[a, ...]`, zero for the clients whose late parameters are not trained yet."""
         if self._begins is None:
             return gradient
-        return of_clients(gradient, self._begins[: len(gradient)] <= step)
+        return _of_clients(gradient, self._begins[: len(gradient)] <= step)
 
     @cached_property
     def _flat(self) -> Tensor:
@@ -151,12 +151,12 @@ class Group:
         return self.value.view(-1, self.value.shape[-1])
 
 
-def of_clients(gradient: Tensor, clients: Tensor) -> Tensor:
+def _of_clients(gradient: Tensor, clients: Tensor) -> Tensor:
     """A gradient `[a, ...]`, zero for all but some clients, `bool [a]`."""
     return gradient.where(clients.view(-1, *[1] * (gradient.dim() - 1)), 0.0)
 
 
-def descend_all(
+def _descend_all(
     groups: Sequence[Group], gradients: Mapping[str, Tensor | None], active: int, step: Number
 ) -> None:
     """`Group.descend` of many parameters, with the gradients `[active, ...]` by name; those of one
@@ -349,10 +349,10 @@ class _Cohort:
         if block.training is not None:
             training = block.training[:active]
             gradients = {
-                name: None if values is None else of_clients(values, training)
+                name: None if values is None else _of_clients(values, training)
                 for name, values in gradients.items()
             }
-        descend_all(list(self.dense.values()), gradients, active, number)
+        _descend_all(list(self.dense.values()), gradients, active, number)
         for name, group in self.tables.items():
             group.descend_rows(gradients.get(name), indices, active, number)
         self.untouched.descend(None, active, number)

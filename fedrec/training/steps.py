@@ -33,7 +33,7 @@ _ZERO = np.float32(0)
 
 
 @njit(**INLINED)
-def start_base(network, params, scratch):
+def _start_base(network, params, scratch):
     """The part of bias and user in the outputs of the first layer, in `scratch.base`."""
     base = _bias_alone(network, params, scratch)
     for number in range(len(network.users)):
@@ -41,7 +41,7 @@ def start_base(network, params, scratch):
 
 
 @njit(**INLINED)
-def forward_inputs(network, params, batch, scratch, hidden):
+def _forward_inputs(network, params, batch, scratch, hidden):
     """Outputs `[n, out]` of the first layer, before the activation, given the part of bias and user
     in `scratch.base`."""
     repeat_row(scratch.base, hidden)
@@ -67,7 +67,7 @@ def forward_inputs(network, params, batch, scratch, hidden):
 
 
 @njit(**INLINED)
-def backward_inputs(network, params, batch, rates, scratch, gradient):
+def _backward_inputs(network, params, batch, rates, scratch, gradient):
     """The step of all parameters of the first layer, given the gradient `[n, out]` of its outputs;
     `scratch.base` is that of the next step then."""
     summed = scratch.base_gradient
@@ -399,7 +399,7 @@ def train_clients(
             codes[client],
             first_rows[client],
         )
-        start_base(network, params, scratch)
+        _start_base(network, params, scratch)
         total = 0.0
         measured = steps[client] - last_epoch[client]
         for step in range(steps[client]):
@@ -434,7 +434,7 @@ def _step(network, params, batch, rates, guide, scratch, measured):
 
 
 @njit(**INLINED)
-def layer_at(network, layer):
+def _layer_at(network, layer):
     """Offset of a layer's weight, number of inputs and outputs, and offset of its bias."""
     numbers = network.layers[layer]
     return numbers[0], numbers[1], numbers[2], numbers[3]
@@ -446,9 +446,9 @@ def _forward(network, params, batch, scratch):
     n = len(batch.items)
     start = 0
     hidden = matrix(scratch.hidden, 0, n, network.layers[0, 2])
-    forward_inputs(network, params, batch, scratch, hidden)
+    _forward_inputs(network, params, batch, scratch, hidden)
     for layer in range(1, len(network.layers)):
-        weight, inputs, out, bias = layer_at(network, layer)
+        weight, inputs, out, bias = _layer_at(network, layer)
         activate(hidden, network.activation)
         start += n * inputs
         following = matrix(scratch.hidden, start, n, out)
@@ -535,7 +535,7 @@ def _backward(network, params, batch, rates, scratch, gradient):
     for layer in range(len(network.layers) - 1):
         start += n * network.layers[layer, 2]
     for layer in range(len(network.layers) - 1, 0, -1):
-        weight, inputs, out, bias = layer_at(network, layer)
+        weight, inputs, out, bias = _layer_at(network, layer)
         start -= n * inputs
         hidden = matrix(scratch.hidden, start, n, inputs)
         weights = matrix(params.dense, weight, inputs, out)
@@ -551,7 +551,7 @@ def _backward(network, params, batch, rates, scratch, gradient):
         through_activation(before, hidden, network.activation)
         gradient = before
         half = 1 - half
-    backward_inputs(network, params, batch, rates, scratch, gradient)
+    _backward_inputs(network, params, batch, rates, scratch, gradient)
 
 
 # All steps of clients whose item embeddings are a shared and a personal part, added, under a linear
