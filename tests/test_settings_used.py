@@ -24,7 +24,7 @@ from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.runtime.files import read_toml
-from simulations.cli.listing import SECTIONS
+from simulations.cli.components import SECTIONS
 from simulations.deployment.layout import DeploymentConfig
 from simulations.studies.declaration import declared
 

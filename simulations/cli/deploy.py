@@ -218,7 +218,7 @@ def stop(
 
 def _follow(deployment, run_folder) -> None:
     from server.callbacks.base import Progress
-    from simulations.cli.finishing import print_table
+    from simulations.cli.run import print_table
     from simulations.deployment import launch
 
     identifier = launch.start(deployment, run_folder)

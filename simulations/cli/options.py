@@ -6,6 +6,7 @@ type, range and default of an option for a setting are those of the setting.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +19,8 @@ import typer.core
 from fedrec.errors import ExperimentError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedrec.components.registry import Setting
     from fedrec.config import Config
 
@@ -212,3 +215,21 @@ def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     if value is not None and value != ():
         key = str(option.name).replace("_", "-")
         values[key] = list(value) if isinstance(value, tuple) else value
+
+
+@contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """On Ctrl-C, print how to continue the work, and exit with status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.secho(f"\ninterrupted; {how}", err=True)
+        raise typer.Exit(130) from None
+
+
+def wide_console(width: int) -> Console:
+    """Console for tables, `width` columns wide in a file or a pipe."""
+    from rich.console import Console  # `fedrec --help` does without it
+
+    console = Console()
+    return console if console.is_terminal else Console(width=width)

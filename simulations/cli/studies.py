@@ -18,8 +18,7 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Law
 from fedrec.runs.ids import runs_directory, stamp
 from simulations.cli import options
-from simulations.cli.finishing import interruptible, wide_console
-from simulations.cli.options import Named
+from simulations.cli.options import Named, interruptible, wide_console
 from simulations.reproduce.recorded import (
     NOT_HERE,
     UNRECORDED,

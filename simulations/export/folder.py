@@ -62,7 +62,7 @@ def export(
         result: result of the run.
         folder: new or empty folder.
         user: id, as in the data, of the device's user; None: any user.
-        new_items: file of items that the run did not have, see `simulations.later_data`.
+        new_items: file of items that the run did not have, see `fedrec recommend`.
 
     Raises:
         ExperimentError: a package is missing, the run has no federated system, the server generates

@@ -19,7 +19,7 @@ import pytest
 import fedrec
 from fedrec.components.registry import METRIC, available_names
 from simulations import cli, runner
-from simulations.scaffold.package import TEMPLATES, component_text
+from simulations.cli.components import TEMPLATES
 from tests.simulations.helpers import flwr_command
 
 # The architecture page: every path that it names exists, and its picture is that of the script.
@@ -141,8 +141,11 @@ def my_idea(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_example_is_what_fedrec_new_writes(kind):
-    assert BLOCKS["python", kind].strip() == component_text(kind, class_of(kind)).strip()
+def test_the_example_is_what_fedrec_new_writes(kind, fedrec, tmp_path):
+    name = re.sub("(?<!^)(?=[A-Z])", "-", class_of(kind)).lower()
+    assert fedrec("new", kind, name, "--into", tmp_path)[0] == 0
+    file = tmp_path / f"{name.replace('-', '_')}.py"
+    assert BLOCKS["python", kind].strip() == file.read_text(encoding="utf-8").strip()
 
 
 @pytest.mark.slow

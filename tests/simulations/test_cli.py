@@ -19,7 +19,7 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from simulations import cli
 from simulations.cli import doctor
-from simulations.cli.finishing import print_table
+from simulations.cli.run import print_table
 
 
 def test_the_doctor_finds_the_data_that_the_list_finds(monkeypatch, tmp_path):

@@ -387,7 +387,7 @@ class TestPrivateUserVectors(ModelContract):
 
 def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch, tmp_path):
     """Blocks that lose a client's private state are detected."""
-    from simulations.contracts import model as contract
+    from simulations.contracts import training as contract
 
     calls = iter((1.0, 1.0, 2.0))
     private = contract._private

@@ -23,9 +23,8 @@ from fedrec.experiment.schema import Experiment
 from fedrec.report.comparison import compare
 from fedrec.report.summary import result_lines
 from fedrec.runs.result import Result
-from simulations.own_table import OwnTable, fold_in_system, try_table
+from simulations.own_table import LINEAR, TITLES, OwnTable, _fold_in_system, try_table
 from simulations.runner import run
-from simulations.system_choice import LINEAR, TITLES
 from simulations.table_facts import signal_of
 
 
@@ -182,7 +181,7 @@ def test_clip_norms_follow_the_rounded_number_of_rows_and_private_popularity_is_
     beside = table["evaluation"]["baselines"][0]
     assert (beside["name"], beside["epsilon"]) == ("dp-popularity", 50.0)
     assert beside["clip-norm"] == pytest.approx(8**0.5)
-    many = fold_in_system(1.0, 5000, 400.0, rated=True)
+    many = _fold_in_system(1.0, 5000, 400.0, rated=True)
     assert many["privacy"]["clip-norm"] == 8.0 and many["model"]["items"] == 300
     assert many["privacy"]["phases"]["popularity"]["clip-norm"] == 6.0
     weights = {many[part]["low-rated"] for part in ("model", "step")}
