@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ _FEWEST_USERS = 20
 _FEW_TEST_USERS = 25
 _LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
 _NO_COLUMN = ("", "none")  # as the column of ratings
+_OF_THE_SIGNAL = ("split", "model.items")
 _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 
@@ -113,8 +115,9 @@ class OwnTable:
             for line in () if quiet else lines:
                 print(f"  {line}", file=sys.stderr)
 
-        self._check()
         given = read({}, overrides)
+        self = self._at_the_given_epsilon(given)
+        self._check()
         table = self._recognised(path, given)
         if not quiet:
             print(f"{path}:", file=sys.stderr)
@@ -155,6 +158,14 @@ class OwnTable:
             tell(_vector_gain(declared, overrides))
         tell(told)
         return experiment
+
+    def _at_the_given_epsilon(self, given: Mapping[str, Any]) -> OwnTable:
+        """These settings with the target of `--set privacy.epsilon=...`, if privacy is asked for;
+        texts, baselines and the signal follow it, too."""
+        privacy = given.get("privacy")
+        if self.epsilon is None or not isinstance(privacy, Mapping) or "epsilon" not in privacy:
+            return self
+        return replace(self, epsilon=privacy["epsilon"])
 
     def _check(self) -> None:
         rating = self.columns.get("rating", "")
@@ -278,7 +289,7 @@ def try_table(
         ExperimentError: a role of a column or an override is wrong, epsilon is no number > 0, there
             are too few users for a private system, or it would depend on a value that is not given,
             see `simulations.table_facts`.
-        RunError: the folder is not empty.
+        RunError: the folder is not empty. The folder is removed after an error without a run.
     """
     if not isinstance(table, pd.DataFrame):
         raise DataError(
@@ -299,11 +310,17 @@ def try_table(
     roles = {role: str(name) for role, name in columns.items()}
     files = tuple(map(Path, item_vectors))
     settings = OwnTable(roles, unrated, time_format, epsilon, system, files, header=True)
-    return run(settings.experiment(file, overrides), output=folder / "run", callbacks=callbacks)
+    try:
+        return run(settings.experiment(file, overrides), output=folder / "run", callbacks=callbacks)
+    except FedrecError:
+        if not (folder / "run").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _signal(declared: Mapping[str, Any], facts: TableFacts, overrides: Sequence[str]) -> Signal:
-    """Signal of the private model of an experiment, with the split of the overrides."""
+    """Signal of the private model of an experiment, with the split and the number of items of the
+    overrides."""
     if facts.users < _FEWEST_USERS:
         raise ExperimentError(
             "there are too few users for a private system",
@@ -311,7 +328,7 @@ def _signal(declared: Mapping[str, Any], facts: TableFacts, overrides: Sequence[
             got=f"{facts.users:,}",
             fix="use a table with more users, or leave out epsilon",
         )
-    experiment = load(declared, [each for each in overrides if each.startswith("split")])
+    experiment = load(declared, [each for each in overrides if each.startswith(_OF_THE_SIGNAL)])
     split = experiment.settings(SPLIT)
     held_out = sum(getattr(split, name, 0.0) for name in ("test_users", "validation_users"))
     users = max(int(facts.users * (1 - held_out)), 1)

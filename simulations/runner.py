@@ -226,11 +226,11 @@ def _amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
     for text in texts:
         _check_changeable(text)
     _check_rounds(run, before, after)
-    write_amended(run, after)
+    _write_amended(run, after)
     return RunFolder(run.path)
 
 
-def write_amended(run: RunFolder, experiment: Experiment) -> None:
+def _write_amended(run: RunFolder, experiment: Experiment) -> None:
     """Change the experiment of a started run, and remove its result."""
     about = read_json(run.path / "run.json")
     earlier = [digest for digest in run.digests if digest != experiment.digest()]

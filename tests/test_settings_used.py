@@ -118,7 +118,7 @@ SET_BY_NOBODY = {
     "ScaleConfig": "scale",
     "SequenceConfig": "width",
     "SessionConfig": "hidden lambda_im",
-    "SvdConfig": "factors learning_rate regularisation",
+    "SvdConfig": "factors regularisation",
     "TopKConfig": "bits error_feedback",
     "TransitionsStrategyConfig": "factors",
     "TrimmedMeanConfig": "cut",

@@ -179,13 +179,13 @@ def _warnings_shown() -> Iterator[None]:
     handler = logging.StreamHandler()
     shown = set[str]()
 
-    def new_warning(record: logging.LogRecord) -> bool:
+    def _is_new(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         known = record.levelno != logging.WARNING or text in shown
         shown.add(text)
         return not known
 
-    handler.addFilter(new_warning)
+    handler.addFilter(_is_new)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logger.addHandler(handler)
     try:

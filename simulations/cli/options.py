@@ -29,7 +29,7 @@ _EXPERIMENT = "fedrec.experiment.schema:Experiment"
 _TYPES = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
 
 
-class Argument(typer.core.TyperArgument):
+class _Argument(typer.core.TyperArgument):
     """Argument with a help text, which click since 8.5 would overwrite with None under typer
     0.20."""
 
@@ -38,7 +38,7 @@ class Argument(typer.core.TyperArgument):
         self.help = help
 
 
-typer.main.TyperArgument = Argument  # type: ignore[misc]
+typer.main.TyperArgument = _Argument  # type: ignore[misc]
 # typer lists arguments among the options, so click need not list them before
 typer.core.TyperCommand.format_arguments = lambda *_: None  # type: ignore[method-assign]
 typer.core.HAS_RICH = False  # nothing here removes the backslashes that it has typer write

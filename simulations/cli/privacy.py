@@ -56,21 +56,25 @@ _Epsilon = command_with(lambda _: Question, "epsilon")
 _Calibrate = command_with(lambda _: Question, "noise_multiplier")
 
 
-@app.command(cls=_Epsilon)
-def epsilon(ctx: typer.Context, as_json: _Json = False) -> None:
+@app.command("epsilon", cls=_Epsilon)
+def _epsilon(ctx: typer.Context, as_json: _Json = False) -> None:
     """Compute the epsilon of a number of rounds (an upper bound)."""
     _answer(ctx, as_json)
 
 
-@app.command(cls=_Calibrate, short_help="Compute the smallest noise multiplier for an epsilon.")
-def calibrate(ctx: typer.Context, as_json: _Json = False) -> None:
+@app.command(
+    "calibrate", cls=_Calibrate, short_help="Compute the smallest noise multiplier for an epsilon."
+)
+def _calibrate(ctx: typer.Context, as_json: _Json = False) -> None:
     """Compute the smallest noise multiplier z for a target epsilon; the noise's standard deviation
     is z * 2S under replace-one and z * S under add-remove."""
     _answer(ctx, as_json)
 
 
-@app.command(cls=_Epsilon, short_help="Explain the guarantee of an experiment before it runs.")
-def explain(
+@app.command(
+    "explain", cls=_Epsilon, short_help="Explain the guarantee of an experiment before it runs."
+)
+def _explain(
     ctx: typer.Context,
     experiment: Annotated[
         str | None, typer.Argument(help="Experiment with a [privacy] table.")
@@ -164,8 +168,8 @@ def _print_table(question: Question, plan: Plan, report: Report) -> None:
 _KEY = "Override a key of the experiment, such as step.epsilon=0.5; may repeat."
 
 
-@app.command(short_help="Compute each user's epsilon.")
-def users(
+@app.command("users", short_help="Compute each user's epsilon.")
+def _users(
     experiment: Annotated[
         str,
         typer.Argument(help="Experiment whose users add their own noise (step dpvae or dpsgd)."),
@@ -179,7 +183,7 @@ def users(
     """Compute each user's true and requested epsilon, without training."""
     loaded = load(experiment, overrides or [])
     noise = _personal_noise(loaded)
-    table = personal_epsilons(loaded, rounds)
+    table = _personal_epsilons(loaded, rounds)
     shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))
     for name, spread in summary(table).items():
         shown.add_row(
@@ -211,7 +215,7 @@ def _personal_noise(experiment: Experiment) -> PersonalNoise:
     )
 
 
-def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
+def _personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
     """Table with one row per training client, see `fedrec.privacy.personal.epsilon_table`.
 
     It follows from the experiment: budgets from their seed, cohorts from seed and round. A sampled
@@ -247,7 +251,7 @@ _FOLDER = "Folder of the runs; finished runs are reused."
 _COLOURS = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
 
 
-def attack(
+def _attack(
     ctx: typer.Context,
     experiment: Named,
     overrides: Annotated[
@@ -312,7 +316,7 @@ class _AttackGroup(typer.core.TyperGroup):
         except ExperimentError as error:
             return _broken(cmd_name, error)
         short = " ".join(about.partition("\n\n")[0].split())
-        return command_of(attack, cmd_name, short, cls=_AttackCommand, help=about)
+        return command_of(_attack, cmd_name, short, cls=_AttackCommand, help=about)
 
 
 def _broken(name: str, error: ExperimentError) -> click.Command:
@@ -331,4 +335,4 @@ attack_app = options.group(
     cls=_AttackGroup,
     callback=lambda: None,
 )
-audit = command_of(attack, "audit", "Test a privacy claim.", cls=_AttackCommand, help=_AUDIT)
+audit = command_of(_attack, "audit", "Test a privacy claim.", cls=_AttackCommand, help=_AUDIT)

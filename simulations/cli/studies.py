@@ -31,11 +31,10 @@ from simulations.reproduce.recorded import (
 )
 from simulations.studies import tables
 from simulations.studies.declaration import Study
-from simulations.studies.private import CHOSEN
 from simulations.studies.runs import folder_of, run_study, selected
-from simulations.studies.search import grid
+from simulations.studies.search import SweepPlan, grid, plan_of
 from simulations.studies.search import overrides as texts_of
-from simulations.studies.sweep import SweepFolder, SweepPlan, SweepResult, chosen_file, plan_of
+from simulations.studies.sweep import CHOSEN, SweepFolder, SweepResult, chosen_file
 from simulations.studies.sweep import sweep as run_sweep
 from simulations.studies.tables import Tables, cells_of, duration
 

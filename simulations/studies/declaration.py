@@ -117,20 +117,21 @@ def _reduced(value: Any) -> Any:
     """A value with numbers of at most `_MOST` in its tables, and without settings for parameters of
     features that synthetic items do not have."""
 
-    def is_present(name: object) -> bool:
-        return not any(feature in str(name) for feature in _ABSENT)
-
     if isinstance(value, Mapping):
         return {
             key: min(inner, _MOST[key])
             if key in _MOST and isinstance(inner, int)
             else _reduced(inner)
             for key, inner in value.items()
-            if is_present(key)
+            if not _of_absent(key)
         }
     if isinstance(value, list):
-        return [_reduced(entry) for entry in value if is_present(entry)]
+        return [_reduced(entry) for entry in value if not _of_absent(entry)]
     return value
+
+
+def _of_absent(name: object) -> bool:
+    return any(feature in str(name) for feature in _ABSENT)
 
 
 def _small_baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def write(
     count = len({job.seed for job, _ in done})
     notes = [
         *study.differs,
-        *input_notes(number for _, number in numbers),
+        *_input_notes(number for _, number in numbers),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
         "95 % intervals: over several folds or seeds (Student's t), otherwise over users.",
@@ -163,7 +163,7 @@ def comparison(
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def input_notes(results: Iterable[Found]) -> list[str]:
+def _input_notes(results: Iterable[Found]) -> list[str]:
     """Sentences on the inputs of rows by data set, client-rounds and numbers of settings tried."""
     stated = inputs_of(results)
     data_sets = dict.fromkeys(row[0] for row in stated)

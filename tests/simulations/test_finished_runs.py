@@ -13,9 +13,9 @@ from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.cli.privacy import personal_epsilons
+from simulations.cli.privacy import _personal_epsilons
 from simulations.own_table import OwnTable
-from simulations.runner import discard, write_amended
+from simulations.runner import _write_amended, discard
 from tests.captured_noise import captured, sensitivities
 
 # Runs that are extended, changed or overwritten, and failed starts that leave nothing behind.
@@ -26,7 +26,7 @@ NOISE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='pld'}"
 def test_a_crash_while_a_run_is_amended_leaves_it_unchanged(run_tiny):
     result = run_tiny()
     text = (result.folder / "experiment.toml").read_text()
-    write_amended(RunFolder(result.folder), result.experiment.model_copy(update={"rounds": 3}))
+    _write_amended(RunFolder(result.folder), result.experiment.model_copy(update={"rounds": 3}))
     (result.folder / "experiment.toml").write_text(text)  # the second file was not written
     assert runner.resume(result.folder).metrics == result.metrics
 
@@ -466,7 +466,7 @@ DPVAE = (
 
 
 def test_calibrated_noise_keeps_all_users_within_the_budget(load_tiny):
-    table = personal_epsilons(load_tiny(*DPVAE, "step={name='dpvae', participations=5}"))
+    table = _personal_epsilons(load_tiny(*DPVAE, "step={name='dpvae', participations=5}"))
     assert len(table) == 18 and (table["uploads"] == 5).all() and table["nominal"].nunique() == 18
     np.testing.assert_allclose(table["replace-one"], table["nominal"], rtol=1e-6)
     assert (table["add-remove"] < table["nominal"]).all()
@@ -476,14 +476,14 @@ def test_the_papers_noise_overspends(load_tiny):
     # Thirty uploads at delta 1 / 80,000: the reference of the accountant's own test.
     step = "step={name='dpvae', budgets='equal', delta=1.25e-5}"
     more = ("rounds=120", "sampler.participations=30", step)
-    table = personal_epsilons(load_tiny(*DPVAE, *more))
+    table = _personal_epsilons(load_tiny(*DPVAE, *more))
     assert (table["uploads"] == 30).all() and np.allclose(table["nominal"], 1)
     assert np.allclose(table["replace-one"], 11.66, atol=0.006)
     assert np.allclose(table["add-remove"], 5.05, atol=0.006)
-    early = personal_epsilons(load_tiny(*DPVAE, *more), rounds=1)
+    early = _personal_epsilons(load_tiny(*DPVAE, *more), rounds=1)
     assert early["uploads"].sum() == 6 and (early["replace-one"][early["uploads"] == 0] == 0).all()
 
 
 def test_other_steps_have_no_personal_budgets(load_tiny):
     with pytest.raises(ExperimentError, match="dpvae"):
-        personal_epsilons(load_tiny())
+        _personal_epsilons(load_tiny())

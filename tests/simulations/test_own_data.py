@@ -146,6 +146,14 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     assert "private popularity" not in said and "a personal model is trained (fold-in" in said
 
 
+def test_texts_baselines_and_signal_follow_the_given_epsilon_and_number_of_items(tmp_path, capsys):
+    table = private(tmp_path, 20.0, overrides=["privacy.epsilon=50", "model.items=7"])
+    said = capsys.readouterr().err
+    assert "epsilon 50 with" in said and "sums of products of 7 items" in said
+    assert table["title"].endswith("at epsilon 50") and table["privacy"]["epsilon"] == 50
+    assert table["evaluation"]["baselines"][0]["epsilon"] == 50
+
+
 @pytest.mark.parametrize(
     ("split", "users"),
     [("test-users=0.5", 24), ("validation-users=0.3", 30), ("name='ratio'", 60)],
@@ -266,6 +274,7 @@ def test_the_names_of_a_frame_are_no_row_and_what_is_taken_for_what_is_printed(
 def test_wrong_arguments_in_python_get_an_error_of_fedrec(tmp_path, table, given, message):
     with pytest.raises(FedrecError, match=message):
         try_table(table, output=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()  # so that a corrected call can use it
 
 
 class KnownItemsAreTested(Split):

@@ -17,7 +17,7 @@ from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.plan import Plan
 from simulations.reproduce import measures
-from simulations.reproduce.bench import CHANCE, METRICS, PROBE, never_drawn, protocol_table
+from simulations.reproduce.bench import CHANCE, METRICS, PROBE, _protocol_table, never_drawn
 from simulations.reproduce.recorded import NOT_HERE, find, published, recorded, studies
 from simulations.studies.declaration import TaskJob
 from simulations.studies.runs import folder_of, gap, run_study, selected
@@ -307,7 +307,7 @@ def table_of(task):
     options = dict(task.options)
     overrides = [*options.get("set", []), *options.get("chosen", {}).get(options["protocol"], [])]
     names = ("table", "split", "experiment", "label")
-    return protocol_table(*(options.get(name, "") for name in names), overrides, options["tried"])
+    return _protocol_table(*(options.get(name, "") for name in names), overrides, options["tried"])
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.item)
@@ -338,7 +338,7 @@ def test_a_system_cannot_change_the_protocol(tmp_path):
     ]
     dataset = {"name": "ml-100k"}
     file = str(tmp_path / "mine.toml")
-    experiment = load(protocol_table(dataset, LEAVE_ONE_OUT, file, "", overrides, 4))
+    experiment = load(_protocol_table(dataset, LEAVE_ONE_OUT, file, "", overrides, 4))
     assert experiment.dataset.name == "ml-100k" and experiment.positive_above is None
     assert not experiment.split.options["leaky-negatives"] and experiment.task == "ranking"
     assert experiment.evaluation.held_out == "test" and experiment.evaluation.ks == (10,)

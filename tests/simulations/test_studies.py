@@ -15,7 +15,7 @@ from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.runs.result import Result
 from simulations.studies.declaration import Found, Study, Task, TaskJob, declared, filled
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
-from simulations.studies.tables import comparison, differences, input_notes, markdown, write
+from simulations.studies.tables import _input_notes, comparison, differences, markdown, write
 
 RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """
@@ -358,7 +358,7 @@ def test_inputs_of_rows_are_told_for_each_data_set():
     table = comparison({("one", "d", "m"): 0.1}, found)
     assert table["client-rounds"].dropna().tolist() == [76]
     assert table["item-features"].dropna().tolist() == ["genres", "", ""]
-    assert input_notes(found) == [
+    assert _input_notes(found) == [
         "one: rows differ in their inputs: a: items' genres; b: likes alone",
         "two: inputs: rated items that are not liked (weight 0.3)",
         "client-rounds: one: a 76",

@@ -25,8 +25,16 @@ from fedrec.report.privacy_total import total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from simulations import runner
-from simulations.studies.search import Choice, Range, drawn, grid, overrides, space_of
-from simulations.studies.sweep import SweepFolder, best, plan_of, sweep, with_sweeps
+from simulations.studies.search import (
+    Choice,
+    Range,
+    _drawn,
+    _space_of,
+    grid,
+    overrides,
+    plan_of,
+)
+from simulations.studies.sweep import SweepFolder, best, sweep, with_sweeps
 
 # Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test users.
 
@@ -221,7 +229,7 @@ def test_ray_finds_the_same_as_one_process(plan, tmp_path):
 
 
 def test_a_grid_is_the_product_of_the_values():
-    space = space_of(["step.epochs=[1, 2]", "strategy.server-lr=[0.1, 0.5, 1.0]"])
+    space = _space_of(["step.epochs=[1, 2]", "strategy.server-lr=[0.1, 0.5, 1.0]"])
     expected = [
         {"step.epochs": epochs, "strategy.server-lr": rate}
         for epochs, rate in itertools.product((1, 2), (0.1, 0.5, 1.0))
@@ -238,15 +246,15 @@ def test_values_come_back_as_they_were_written():
 
 
 def test_numbers_may_begin_with_a_point_and_texts_stay_as_they_are():
-    assert space_of(["a=[.5, -.25]"]) == {"a": Choice((0.5, -0.25))}
-    assert space_of(["a={low=.5, high=1.0}"]) == {"a": Range(0.5, 1.0)}
-    assert space_of(["a=['.5', 'x .5']"]) == {"a": Choice((".5", "x .5"))}
+    assert _space_of(["a=[.5, -.25]"]) == {"a": Choice((0.5, -0.25))}
+    assert _space_of(["a={low=.5, high=1.0}"]) == {"a": Range(0.5, 1.0)}
+    assert _space_of(["a=['.5', 'x .5']"]) == {"a": Choice((".5", "x .5"))}
 
 
 def test_points_of_ranges_stay_within_and_are_a_function_of_the_number():
-    space = space_of(["a={low=1, high=3}", "b={low=0.001, high=1.0, log=true}", "c=[[1], [2]]"])
-    points = [drawn(space, 5, number) for number in range(300)]
-    assert points == [drawn(space, 5, number) for number in range(300)]
+    space = _space_of(["a={low=1, high=3}", "b={low=0.001, high=1.0, log=true}", "c=[[1], [2]]"])
+    points = [_drawn(space, 5, number) for number in range(300)]
+    assert points == [_drawn(space, 5, number) for number in range(300)]
     assert {point["a"] for point in points} == {1, 2, 3}
     assert all(0.001 <= point["b"] <= 1 for point in points)
     # uniform by order of magnitude: a third of the values lies below each power of ten
@@ -269,17 +277,17 @@ BAD = {
 def test_bad_texts_are_refused_with_an_example(case):
     text, words = BAD[case]
     with pytest.raises(ExperimentError) as refused:
-        space_of([text])
+        _space_of([text])
     assert words in refused.value.text() and "--vary" in refused.value.text()
 
 
 def test_a_key_is_varied_once_and_a_range_has_no_grid():
     with pytest.raises(ExperimentError, match="duplicate key"):
-        space_of(["rounds=[1]", "rounds=[2]"])
+        _space_of(["rounds=[1]", "rounds=[2]"])
     with pytest.raises(ExperimentError, match="a grid cannot have"):
-        grid(space_of(["rounds={low=1, high=3}"]))
+        grid(_space_of(["rounds={low=1, high=3}"]))
     with pytest.raises(ExperimentError, match="grid has"):
-        grid(space_of([f"k{n}={list(range(10))}" for n in range(5)]))
+        grid(_space_of([f"k{n}={list(range(10))}" for n in range(5)]))
 
 
 # `fedrec sweep` on the command line.
