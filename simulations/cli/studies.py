@@ -283,7 +283,7 @@ def _reproduce(
 ) -> dict[str, str]:
     """Run and print a study, or some of its tasks, and return the errors of failed tasks."""
     folder = folder_of(study, path, quick=quick)
-    jobs = selected(study.jobs(folder.path, seeds, quick=quick), only)
+    jobs = selected(study.jobs(folder, seeds, quick=quick), only)
 
     def say(text: str) -> None:
         typer.echo(f"{study.name}: {text}", err=True)
@@ -291,8 +291,8 @@ def _reproduce(
     with interruptible("repeat the command to continue"):
         failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
     printed = published(study.paper, study.item, study.published)
-    _print_tables(study, tables.write(study, folder.path, jobs, printed, quick=quick))
-    typer.echo(folder.path)
+    _print_tables(study, tables.write(study, folder, jobs, printed, quick=quick))
+    typer.echo(folder)
     return failures
 
 

@@ -34,14 +34,14 @@ from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.report.privacy_total import PrivacyTotal, total_of
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically, write_json
 from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints, State
 from server.early_stopping import ending
 from simulations.studies.declaration import Job
-from simulations.studies.runs import StudyFolder, execute, run_once
+from simulations.studies.runs import damaged, execute, open_folder, read_part, run_once
 from simulations.studies.search import (
     ChoiceCost,
     Point,
@@ -85,7 +85,7 @@ class _SweepJob(Job):
         run_once(self.plan.at(self.point, self.seed), self.folder, callbacks)
 
 
-class SweepFolder(StudyFolder):
+class SweepFolder:
     """A sweep on disk.
 
     Args:
@@ -99,14 +99,14 @@ class SweepFolder(StudyFolder):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, SWEEP, "sweep")
+        self.path = path.expanduser().resolve()
         self._values: dict[str, dict[str, float]] = {}
         self.failures: dict[str, str] = {}
         try:
-            self.plan = SweepPlan.model_validate(self.read(SWEEP))
+            self.plan = SweepPlan.model_validate(read_part(self.path / SWEEP))
             self.plan.space  # noqa: B018  # malformed texts are damage, too
         except (ValueError, ExperimentError) as error:
-            raise self.damaged(SWEEP, error) from None
+            raise damaged(self.path / SWEEP, error) from None
 
     @classmethod
     def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
@@ -119,24 +119,26 @@ class SweepFolder(StudyFolder):
         """
         asked = plan.model_dump(mode="json")
         free = {"random": ("trials",), "optimise": ("trials",), "private": ("trials", "seeds")}
-        folder = StudyFolder(path, SWEEP, "sweep")
-        folder.open(asked, free.get(plan.method, ()), secret=plan.private is not None)
-        opened = cls(path)
+        secret = plan.private is not None
+        opened = cls(
+            open_folder(path, SWEEP, "sweep", asked, free.get(plan.method, ()), secret=secret)
+        )
         if plan.private is None and plan.trials > opened.plan.trials:
-            opened.write(SWEEP, asked)
+            write_json(opened.path / SWEEP, asked)
             opened.plan = plan
         return opened
 
     def trials(self) -> list[Point]:
         """Settings tried so far."""
-        points = self.read("trials.json") if (self.path / "trials.json").exists() else []
+        file = self.path / "trials.json"
+        points = read_part(file) if file.exists() else []
         if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-            raise self.damaged("trials.json", "not a list of settings")
+            raise damaged(file, "not a list of settings")
         return points
 
     def add_trial(self, point: Point) -> None:
         """Save a setting before its first run begins."""
-        self.write("trials.json", [*self.trials(), point])
+        write_json(self.path / "trials.json", [*self.trials(), point])
 
     def jobs(self) -> list[_SweepJob]:
         """Jobs of all settings tried so far. Under private choice each trial has its own seed and
@@ -309,7 +311,7 @@ def sweep(
     """
     plan.cost  # noqa: B018  # raises errors before the first run
     folder = SweepFolder.opened(output, plan)
-    with folder.lock():
+    with locked(folder.path):
         try:
             for _ in execute(
                 _remaining(folder),

@@ -47,11 +47,11 @@ def names_in(text):
 def done(name, path, only=""):
     (study,) = find(*name.split())
     folder = folder_of(study, path, quick=True)
-    jobs = selected(study.jobs(folder.path, 1, quick=True), only)
+    jobs = selected(study.jobs(folder, 1, quick=True), only)
     failures = run_study(folder, jobs)
     assert not failures
     printed = published(study.paper, study.item, study.published)
-    write(study, folder.path, jobs, printed, quick=True)
+    write(study, folder, jobs, printed, quick=True)
     return study, [one for job in jobs for one in job.results()[0]]
 
 
@@ -362,7 +362,7 @@ def test_a_study_has_all_numbers_and_bytes_of_the_arrays(tmp_path):
     ]
     study = replace(whole, tasks=tuple(tasks))
     folder = folder_of(study, tmp_path, quick=False)
-    jobs = study.jobs(folder.path, 1, quick=False)
+    jobs = study.jobs(folder, 1, quick=False)
     assert not run_study(folder, jobs)
     numbers = {
         job.task.name: {one.metric: one for one in job.results()[0]}

@@ -146,7 +146,7 @@ def study_of(*tasks):
 
 def run(path, study, seeds=1, **more):
     folder = folder_of(study, path, quick=False)
-    jobs = study.jobs(folder.path, seeds, quick=False)
+    jobs = study.jobs(folder, seeds, quick=False)
     return run_study(folder, jobs, **more), jobs
 
 

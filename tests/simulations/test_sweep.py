@@ -22,7 +22,7 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import total_of
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from simulations import runner
 from simulations.studies.search import (
@@ -101,7 +101,7 @@ def test_two_sweeps_do_not_share_a_folder(plan, run_tiny, tmp_path):
     run = run_tiny()
     with pytest.raises(RunError, match="is not empty"):
         sweep(plan(), run.folder)
-    with SweepFolder(tmp_path / "sweep").lock(), pytest.raises(RunError, match="is in use"):
+    with locked(tmp_path / "sweep"), pytest.raises(RunError, match="is in use"):
         sweep(plan(vary=["strategy.server-lr=[0.5]"]), tmp_path / "sweep")
 
 
