@@ -100,7 +100,19 @@ def _answer(ctx: typer.Context, as_json: bool) -> None:
     question = _question(ctx)
     plan = question.plan()
     report = question.answer(plan)
-    _print_json(question, plan, report) if as_json else _print_table(question, plan, report)
+    rows = _rows(question, plan, report)
+    if as_json:
+        typer.echo(json_text({**rows, "caveats": report.caveats}))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for key, value in rows.items():
+        if value is not None:
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            table.add_row(key.replace("_", " "), shown)
+    Console().print(table)
+    typer.echo(sentence(report, plan.config.adjacency))
+    for warning in warnings(plan, backend=question.backend):
+        typer.echo(warning)
 
 
 def _question(ctx: typer.Context) -> Question:
@@ -145,22 +157,6 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
         "method": report.method,
         "attack_epsilon": report.attack,
     }
-
-
-def _print_json(question: Question, plan: Plan, report: Report) -> None:
-    typer.echo(json_text({**_rows(question, plan, report), "caveats": report.caveats}))
-
-
-def _print_table(question: Question, plan: Plan, report: Report) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for key, value in _rows(question, plan, report).items():
-        if value is not None:
-            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-            table.add_row(key.replace("_", " "), shown)
-    Console().print(table)
-    typer.echo(sentence(report, plan.config.adjacency))
-    for warning in warnings(plan, backend=question.backend):
-        typer.echo(warning)
 
 
 # `fedrec privacy users`: true and requested epsilons of users who add their own noise.

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, NamedTuple
@@ -19,7 +18,6 @@ from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
 from fedrec.report.inputs import inputs_line, system_inputs
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import shown_together
@@ -123,7 +121,16 @@ def run(
             fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or"
             " fedrec run --data ratings.csv",
         )
-    _finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
+    folder = output or default_folder(wanted)
+    if overwrite and not go_on and (folder / "run.json").is_file():
+        runner.discard(folder)
+
+    def work(callbacks: list) -> Result:
+        if go_on:
+            return run_once(wanted, folder, callbacks).read_result()
+        return runner.run(wanted, output=folder, callbacks=callbacks)
+
+    _watched(folder, quiet, work)
 
 
 def resume(
@@ -219,37 +226,6 @@ def _print_demo(results: Mapping[str, Result]) -> None:
 
 
 # Progress, interruptions and results of a run.
-
-
-def _finish(
-    experiment: Experiment,
-    output: Path | None,
-    quiet: bool,
-    *,
-    go_on: bool = False,
-    overwrite: bool = False,
-) -> Result:
-    """Run an experiment and print its results.
-
-    Args:
-        experiment: the resolved experiment.
-        output: the run folder; None for a new one below `runs`.
-        quiet: print only the run folder.
-        go_on: continue the run in `output` if there is one.
-        overwrite: remove the run in `output` if there is one.
-
-    Raises:
-        RunError: `go_on` is set, and `output` has a run of another experiment.
-    """
-    folder = output or default_folder(experiment)
-    if (folder / "run.json").is_file() and go_on:
-        work = partial(run_once, experiment, folder)
-        return _watched(folder, quiet, lambda callbacks: work(callbacks).read_result())
-    if (folder / "run.json").is_file() and overwrite:
-        runner.discard(folder)
-    return _watched(
-        folder, quiet, lambda callbacks: runner.run(experiment, output=folder, callbacks=callbacks)
-    )
 
 
 def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:

@@ -58,14 +58,47 @@ _TIGHT_NORM = 0.01
 _FEW = 5
 
 
-class StepContract(RunContract):
-    """Contract of a step: subclass it and set `component` to a `Step`."""
-
-    kind = STEP
+class _ClientContract(RunContract):
+    """Base of the contracts of what clients train with."""
 
     def _node(self, path: str = "auto", private: Path | None = None) -> Node:
         """A node that hosts all clients."""
         return Node(self.small(f"engine.path={path}"), 0, 1, private)
+
+    def test_many_clients_at_once_equal_one_by_one(self, tmp_path: Path) -> None:
+        """Check that sums and private states of the fastest path and of blocks equal those of the
+        per-client reference, for all clients of the small dataset."""
+        paths = ("auto", "blocks", "reference")
+        nodes = [self._node(path, tmp_path / path) for path in paths]
+        fast, blocks, wanted = ({**_sums(node, node.training), **_private(node)} for node in nodes)
+        assert_close(fast, wanted, "the fastest path against one by one")
+        assert_close(blocks, wanted, "blocks against one by one")
+        assert any(np.any(value) for value in wanted.values()), "training changes no parameters"
+
+
+def _sums(node: Node, clients: np.ndarray, clip_norm: float | None = None) -> dict[str, Any]:
+    """A node's sums as full arrays, clipped if a clip norm is given."""
+    arrays = {name: value.numpy() for name, value in node.initial().items()}
+    protection = None if clip_norm is None else Protection(clip_norm, 2, tuple(arrays))
+    reply = train_clients(node, arrays, TrainOrder(1, clients, protection=protection))
+    return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+
+
+def _private(node: Node) -> dict[str, np.ndarray]:
+    """Private parameters of a node's clients after the first round."""
+    if node.private is None or not keeps_state(node.step(node.experiment.step)):
+        return {}
+    return {
+        f"{client}/{name}": np.asarray(value, dtype=np.float64)
+        for client in node.training
+        for name, value in node.private.load(int(client), 2).items()
+    }
+
+
+class StepContract(_ClientContract):
+    """Contract of a step: subclass it and set `component` to a `Step`."""
+
+    kind = STEP
 
     def test_an_update_has_the_parameters_shapes_and_is_finite(self) -> None:
         """Check that `delta` has all parameters, that `examples` is a count, and that some update
@@ -120,23 +153,13 @@ class StepContract(RunContract):
         data = ClientData(known.client, known.features, none, np.empty(0, np.float32), none, times)
         assert _finite(self._update(node, start, known.client, data)), "the update is not finite"
 
-    def test_many_clients_at_once_equal_one_by_one(self, tmp_path: Path) -> None:
-        """Check that the fastest path and blocks equal the per-client reference for all clients of
-        the small dataset."""
-        fast, blocks, slow = (
-            self._node(path, tmp_path / path) for path in ("auto", "blocks", "reference")
-        )
-        wanted = self._sums(slow, slow.training)
-        assert_close(self._sums(fast, fast.training), wanted, "the fastest path against one by one")
-        assert_close(self._sums(blocks, blocks.training), wanted, "blocks against one by one")
-
     def test_the_sum_is_the_sum_of_the_clients(self, tmp_path: Path) -> None:
         """Check that no client's update depends on the other clients of the round."""
         node = self._node(private=tmp_path)
         clients = node.training[:_FEW]
-        alone = [self._sums(node, np.array([client])) for client in clients.tolist()]
+        alone = [_sums(node, np.array([client])) for client in clients.tolist()]
         wanted = {name: sum(update[name] for update in alone) for name in alone[0]}
-        assert_close(self._sums(node, clients), wanted, "the sum and the sum of single updates")
+        assert_close(_sums(node, clients), wanted, "the sum and the sum of single updates")
 
     def test_a_client_moves_the_private_sum_by_the_clip_norm_at_most(self, tmp_path: Path) -> None:
         """Check the sensitivity: S if a client is removed, 2 S (or sqrt(2) S, if the step is
@@ -144,10 +167,8 @@ class StepContract(RunContract):
         node = self._node(private=tmp_path)
         clients = node.training[:_FEW]
         norm = Clip(_TIGHT_NORM, 2).measure
-        everyone = self._sums(node, clients, _TIGHT_NORM)
-        lacking = [
-            self._sums(node, np.delete(clients, left_out), _TIGHT_NORM) for left_out in range(3)
-        ]
+        everyone = _sums(node, clients, _TIGHT_NORM)
+        lacking = [_sums(node, np.delete(clients, left_out), _TIGHT_NORM) for left_out in range(3)]
         bound = Clip(_TIGHT_NORM, 2, self.cls.contributions).sensitivity("replace-one")
         changes = [("removing a client", _TIGHT_NORM, everyone, sums) for sums in lacking]
         changes += [("replacing a client", bound, lacking[0], sums) for sums in lacking[1:]]
@@ -158,7 +179,7 @@ class StepContract(RunContract):
     def test_symmetric_parameters_change_by_symmetric_matrices(self, tmp_path: Path) -> None:
         """Check `symmetric` parameters, of which only one half is sent."""
         node = self._node(private=tmp_path)
-        sums = self._sums(node, node.training[:_FEW])
+        sums = _sums(node, node.training[:_FEW])
         halves = {name: sums[name] for name in self.cls.symmetric if name in sums}
         assert_close({name: half.T for name, half in halves.items()}, halves, "the two halves")
 
@@ -168,7 +189,7 @@ class StepContract(RunContract):
         names = private_names(node.step(node.experiment.step), node.initial())
         if not names:
             pytest.skip("has no private parameters")
-        sums = self._sums(node, node.training)
+        sums = _sums(node, node.training)
         assert not any(sums[name].any() for name in names), "private parameters are sent"
         private = node.private
         if private is None:
@@ -194,21 +215,12 @@ class StepContract(RunContract):
         rows = node.population.client(client) if data is None else data
         return update_of(worker, start, rows, stream(seed, "client", client, 1))
 
-    def _sums(
-        self, node: Node, clients: np.ndarray, clip_norm: float | None = None
-    ) -> dict[str, Any]:
-        """A node's sums as full arrays, clipped if a clip norm is given."""
-        arrays = {name: value.numpy() for name, value in node.initial().items()}
-        protection = None if clip_norm is None else Protection(clip_norm, 2, tuple(arrays))
-        reply = train_clients(node, arrays, TrainOrder(1, clients, protection=protection))
-        return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
-
 
 def _finite(update: Update) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in update.delta.values())
 
 
-class ModelContract(RunContract):
+class ModelContract(_ClientContract):
     """Contract of a model: subclass it and set `component` to a `Model`, and `experiment["step"]`
     if `sgd` does not train it."""
 
@@ -325,39 +337,12 @@ class ModelContract(RunContract):
             assert any(bool(v.any()) for v in moving), "no parameter has a gradient"
             assert all(bool(v.isfinite().all()) for v in moving), "a gradient is not finite"
 
-    def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
-        """Check that updates and private states of the kernel, if declared, and of blocks equal the
-        per-client reference."""
-        sums: list[dict[str, Any]] = []
-        for path in ("auto", "blocks", "reference"):
-            node = Node(self.small(f"engine.path={path}"), 0, 1, tmp_path / path)
-            arrays = {name: value.numpy() for name, value in node.initial().items()}
-            reply = train_clients(node, arrays, TrainOrder(1, node.training))
-            total = {n: dense_change(change, arrays[n]) for n, change in reply.total.items()}
-            sums.append({**total, **_private(node)})
-        assert_close(sums[0], sums[2], "the fastest path and single clients")
-        assert_close(sums[1], sums[2], "blocks and single clients")
-        assert any(np.any(value) for value in sums[2].values()), (
-            "training does not change parameters"
-        )
-
     def _item_models(self) -> Iterator[Model]:
         """Models that predict single items."""
         for model in self._models():
             if isinstance(model, HistoryModel):
                 pytest.skip("predicts from whole histories")
             yield model
-
-
-def _private(node: Node) -> dict[str, np.ndarray]:
-    """Private parameters of a node's clients after the first round."""
-    if node.private is None or not keeps_state(node.step(node.experiment.step)):
-        return {}
-    return {
-        f"{client}/{name}": np.asarray(value, dtype=np.float64)
-        for client in node.training
-        for name, value in node.private.load(int(client), 2).items()
-    }
 
 
 def _initial(model: Model, seed: int = 0) -> dict[str, Tensor]:

@@ -304,7 +304,7 @@ FAULTS = [
     ("Step", Crowded, {}, "test_the_sum_is_the_sum_of_the_clients"),
     ("Step", Unbounded, {}, "test_a_client_moves_the_private_sum_by_the_clip_norm_at_most"),
     ("Model", Mixing, {}, "test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix"),
-    ("Model", Whole, {}, "test_training_many_clients_equals_one_by_one"),
+    ("Model", Whole, {}, "test_many_clients_at_once_equal_one_by_one"),
     ("Model", Unseeded, {}, "test_initial_parameters_are_a_function_of_the_generator"),
     ("Model", Reversed, {}, "test_scores_are_those_of_the_catalogue"),
     ("Model", Mixing, {}, "test_its_kernel_declaration_is_correct"),
@@ -398,7 +398,7 @@ def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch
 
     monkeypatch.setattr(contract, "_private", other)
     with pytest.raises(AssertionError):
-        TestPrivateUserVectors().test_training_many_clients_equals_one_by_one(tmp_path)
+        TestPrivateUserVectors().test_many_clients_at_once_equal_one_by_one(tmp_path)
 
 
 def test_contracts_without_assertions_are_refused():
