@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -36,7 +37,7 @@ from simulations.studies.search import SweepPlan, grid, plan_of
 from simulations.studies.search import overrides as texts_of
 from simulations.studies.sweep import CHOSEN, SweepFolder, SweepResult, chosen_file
 from simulations.studies.sweep import sweep as run_sweep
-from simulations.studies.tables import Tables, cells_of, duration
+from simulations.studies.tables import cells_of, duration
 
 # `fedrec sweep`: run one experiment with many settings and seeds.
 
@@ -291,13 +292,12 @@ def _reproduce(
     with interruptible("repeat the command to continue"):
         failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
     printed = published(study.paper, study.item, study.published)
-    _print_tables(study, tables.write(study, folder, jobs, printed, quick=quick))
+    _print_tables(study, *tables.write(study, folder, jobs, printed, quick=quick))
     typer.echo(folder)
     return failures
 
 
-def _print_tables(study: Study, results: Tables) -> None:
-    table = results.comparison
+def _print_tables(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
     several = len(set(table["dataset"])) > 1
     named = ("dataset", "model", "metric") if several else ("model", "metric")
     shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
@@ -311,7 +311,7 @@ def _print_tables(study: Study, results: Tables) -> None:
         shown.add_row(*(row if stated else row[:-1]))
     console = wide_console(_FILE_WIDTH)
     console.print(shown)
-    for note in [*results.compared, *results.notes]:
+    for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +27,9 @@ COLUMNS = (
 Rows = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Tables of a study's results.
-
-    Attributes:
-        comparison: the paper's and our numbers, see `comparison`.
-        differences: differences of compared rows, see `differences`.
-        notes: further sentences for a reader.
-    """
-
-    comparison: pd.DataFrame
-    differences: pd.DataFrame
-    notes: tuple[str, ...]
-
-    @property
-    def compared(self) -> list[str]:
-        """Differences as text, one line each."""
-        return [
-            f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
-            f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
-            f"{row['draws']} draws"
-            for row in self.differences.to_dict("records")
-            if row["draws"] > 1
-        ]
-
-
 def write(
     study: Study, path: Path, jobs: Iterable[TaskJob], printed: Mapping[Cell, float], *, quick: bool
-) -> Tables:
+) -> tuple[pd.DataFrame, list[str]]:
     """Create and write the tables of finished jobs: ITEM.csv and ITEM.md, ITEM-seeds.csv with the
     numbers of each seed, and, if rows are compared, ITEM-differences.csv.
 
@@ -65,12 +39,17 @@ def write(
         jobs: jobs of the study.
         printed: the paper's numbers.
         quick: whether it is the small version.
+
+    Returns:
+        The paper's and our numbers, see `comparison`; and sentences for a reader: differences of
+        compared rows, and notes.
     """
     done = [(job, results) for job in jobs if (results := job.results()) is not None]
     numbers = [(job.seed, number) for job, (results, _) in done for number in results]
     independent = draws((job, results) for job, (results, _) in done)
     table = comparison(printed, (number for _, number in independent), best=study.best)
     count = len({job.seed for job, _ in done})
+    compared = differences(study.compared, independent)
     notes = [
         *study.differs,
         *_input_notes(number for _, number in numbers),
@@ -85,17 +64,26 @@ def write(
             "QUICK: simulations ran for two rounds on synthetic data, so their numbers are"
             " meaningless; this only tests that all tasks run.",
         )
-    tables = Tables(table, differences(study.compared, independent), tuple(notes))
+    notes = [
+        *(
+            f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
+            f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
+            f"{row['draws']} draws"
+            for row in compared.to_dict("records")
+            if row["draws"] > 1
+        ),
+        *notes,
+    ]
     title = f"{study.name}: {study.title}"
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
-    write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
+    write_atomically(path / f"{study.item}.md", markdown(table, title, notes))
     each = pd.DataFrame([{"seed": seed, **asdict(number)} for seed, number in numbers])
     each = each.drop(columns=["lower_is_better", "least", "most", "inputs"], errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
-        text = tables.differences.to_csv(index=False)
+        text = compared.to_csv(index=False)
         write_atomically(path / f"{study.item}-differences.csv", text)
-    return tables
+    return table, notes
 
 
 def draws(done: Iterable[tuple[TaskJob, Sequence[Found]]]) -> list[tuple[int, Found]]:
