@@ -194,19 +194,9 @@ def test_a_new_user_without_its_private_parameters_is_refused(run_tiny):
 # Recommendations of finished runs, with the ids of the data.
 
 
-@pytest.fixture(scope="module")
-def table_of_recommending(tmp_path_factory):
-    random = np.random.default_rng(0)
-    rows = {(f"u{random.integers(40)}", f"i{random.integers(30)}") for _ in range(500)}
-    file = tmp_path_factory.mktemp("data") / "likes.csv"
-    pd.DataFrame(sorted(rows), columns=["customer", "sku"]).to_csv(file, index=False)
-    return file
-
-
-@pytest.fixture(scope="module")
-def run(table_of_recommending, tmp_path_factory):
-    experiment = OwnTable().experiment(table_of_recommending, [], True)
-    return runner.run(experiment, output=tmp_path_factory.mktemp("runs") / "run").folder
+@pytest.fixture
+def run(trained):
+    return trained.folder
 
 
 def test_a_finished_run_gives_its_parameters(run):
@@ -215,22 +205,21 @@ def test_a_finished_run_gives_its_parameters(run):
     np.testing.assert_array_equal(one.parameters["item.weights"], other.parameters["item.weights"])
 
 
-def test_items_that_a_user_has_a_row_about_are_not_recommended(run, table_of_recommending):
+def test_items_that_a_user_has_a_row_about_are_not_recommended(run, table):
     found = fedrec.Result.load(run).recommend(k=5)
-    rows = pd.read_csv(table_of_recommending)
-    known = set(zip(rows["customer"], rows["sku"], strict=True))
+    known = set(zip(table["user"], table["item"], strict=True))
     assert not known & set(zip(found["user"], found["item"], strict=True))
     assert (found.groupby("user")["rank"].max() == 5).all()
     assert (found.groupby("user")["score"].diff().dropna() <= 0).all()
 
 
 def test_a_user_with_a_row_of_every_item_is_told_so(run, tmp_path, call):
-    more = pd.DataFrame({"customer": "everything", "sku": [f"i{number}" for number in range(30)]})
+    more = pd.DataFrame({"user": "everything", "item": [f"i{number:02d}" for number in range(30)]})
     more.to_csv(tmp_path / "more.csv", index=False)
-    users = ("--user", "everything", "--user", "u1", "--top", 2)
+    users = ("--user", "everything", "--user", "u01", "--top", 2)
     code, out, err = call("recommend", run, "--history", tmp_path / "more.csv", *users)
     assert code == 0 and err.startswith("User 'everything' has rows for all items")
-    assert [line.split(",")[0] for line in out.splitlines()] == ["user", "u1", "u1"]
+    assert [line.split(",")[0] for line in out.splitlines()] == ["user", "u01", "u01"]
 
 
 def test_scores_are_those_that_were_evaluated(run):
@@ -249,17 +238,17 @@ def test_scores_are_those_that_were_evaluated(run):
 
 def test_users_are_named_by_the_datas_ids(run):
     result = fedrec.Result.load(run)
-    found = result.scores(["u7", "u3"])
-    assert found.index.tolist() == ["u7", "u3"]
-    np.testing.assert_array_equal(found.loc["u3"], result.scores().loc["u3"])
+    found = result.scores(["u07", "u03"])
+    assert found.index.tolist() == ["u07", "u03"]
+    np.testing.assert_array_equal(found.loc["u03"], result.scores().loc["u03"])
     with pytest.raises(DataError, match="unknown user 'nobody'"):
         result.recommend(["nobody"])
     with pytest.raises(ExperimentError, match="nothing to recommend"):
         result.recommend(k=0)
     for refused in (result.recommend, result.scores):
         with pytest.raises(ExperimentError, match="users are one text") as error:
-            refused("u7")
-        assert "['u7']" in error.value.text()
+            refused("u07")
+        assert "['u07']" in error.value.text()
 
 
 def test_lists_are_written_as_parquet(run, tmp_path, call):
@@ -356,7 +345,7 @@ def private(tmp_path):
     return experiment
 
 
-def trained_of_table_facts(experiment):
+def trained_user(experiment):
     """A user who trains."""
     return int(POPULATIONS.population(experiment).partition.training_clients[0])
 
@@ -381,7 +370,7 @@ def test_one_users_rows_move_the_sums_by_no_more_than_is_charged(private, tmp_pa
     """With what is released held fixed; sums of the other users would move by far more."""
     given = ["positive-above=3", "evaluation.baselines=[]", "engine.nodes=1"]
     experiment = private(honest(), *given)
-    user = trained_of_table_facts(experiment)
+    user = trained_user(experiment)
     with captured() as before:
         runner.run(experiment, output=tmp_path / "before")
     ids = POPULATIONS.population(experiment).interactions.user_ids
