@@ -454,8 +454,11 @@ DPVAE = (
 )
 
 
-def test_calibrated_noise_keeps_all_users_within_the_budget(load_tiny):
-    table = _personal_epsilons(load_tiny(*DPVAE, "step={name='dpvae', participations=5}"))
+def test_calibrated_noise_keeps_all_users_within_the_budget(call, tiny_file, tmp_path):
+    given = ("privacy", "users", tiny_file, "--output", tmp_path / "users.csv")
+    _, out, _ = call(*given, sets=(*DPVAE, "step={name='dpvae', participations=5}"))
+    table = pd.read_csv(tmp_path / "users.csv")
+    assert "0 of 18 users spent more" in out and f"{table['nominal'].max():.4g}" in out
     assert len(table) == 18 and (table["uploads"] == 5).all() and table["nominal"].nunique() == 18
     np.testing.assert_allclose(table["replace-one"], table["nominal"], rtol=1e-6)
     assert (table["add-remove"] < table["nominal"]).all()

@@ -3,7 +3,6 @@
 
 import importlib
 import json
-import math
 import tomllib
 from pathlib import Path
 
@@ -255,16 +254,6 @@ def test_secret_cohorts_are_refused(run_tiny):
         run_tiny(
             *COMMON, MODES["sound"], "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}"
         )
-
-
-def test_the_command_line_knows_before_anything_runs(tmp_path, tiny_file, fedrec):
-    sets = (*COMMON, MODES["sound"], "rounds=40")
-    given = ("privacy", "users", tiny_file, "--output", tmp_path / "users.csv")
-    _, out, _ = fedrec(*given, sets=sets)
-    table = pd.read_csv(tmp_path / "users.csv")
-    assert "0 of 24 users spent more" in out and (table["uploads"] == 2).all()
-    assert f"{table['nominal'].max():.4g}" in out
-    assert math.isfinite(table["replace-one"].max())
 
 
 # Federated systems on all engines, and in interrupted runs: the same numbers.
