@@ -148,6 +148,10 @@ def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
     assert len(few.runs) == 1 and len(more.runs) == 3
     assert more.runs["strategy.server-lr"].nunique() == 3
     assert more.runs["strategy.server-lr"].iloc[0] == few.runs["strategy.server-lr"].iloc[0]
+    drawn = []
+    while (point := plan(vary=[RATES], trials=5).next_point(drawn, dict)) is not None:
+        drawn.append(point)
+    assert sorted(point["strategy.server-lr"] for point in drawn) == [0.1, 1.0]
 
 
 def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, tmp_path):
