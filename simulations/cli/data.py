@@ -40,9 +40,7 @@ from simulations.cli.options import AsJson, Named
 
 # `fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`.
 
-app = typer.Typer(
-    help="List, fetch, import and inspect datasets.", no_args_is_help=True, rich_markup_mode=None
-)
+app = options.group("List, fetch, import and inspect datasets.")
 
 
 Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec data list`.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ COLUMNS = (
     *INPUT_COLUMNS,
 )
 Rows = tuple[str, ...]
+_QUICK = (
+    "QUICK: simulations ran for two rounds on synthetic data, so their numbers are meaningless;"
+    " this only tests that all tasks run."
+)
 
 
 def write(
@@ -51,28 +55,14 @@ def write(
     count = len({job.seed for job, _ in done})
     compared = differences(study.compared, independent)
     notes = [
+        *_difference_lines(compared),
+        *([_QUICK] if quick else []),
         *study.differs,
         *_input_notes(number for _, number in numbers),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
         "95 % intervals: over several folds or seeds (Student's t), otherwise over users.",
         *shown_together(run.parent for run in sorted(path.rglob("run.json"))),
-    ]
-    if quick:
-        notes.insert(
-            0,
-            "QUICK: simulations ran for two rounds on synthetic data, so their numbers are"
-            " meaningless; this only tests that all tasks run.",
-        )
-    notes = [
-        *(
-            f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
-            f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
-            f"{row['draws']} draws"
-            for row in compared.to_dict("records")
-            if row["draws"] > 1
-        ),
-        *notes,
     ]
     title = f"{study.name}: {study.title}"
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
@@ -81,9 +71,18 @@ def write(
     each = each.drop(columns=["lower_is_better", "least", "most", "inputs"], errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
-        text = compared.to_csv(index=False)
-        write_atomically(path / f"{study.item}-differences.csv", text)
+        write_atomically(path / f"{study.item}-differences.csv", compared.to_csv(index=False))
     return table, notes
+
+
+def _difference_lines(compared: pd.DataFrame) -> Iterator[str]:
+    for row in compared.to_dict("records"):
+        if row["draws"] > 1:
+            yield (
+                f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
+                f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
+                f"{row['draws']} draws"
+            )
 
 
 def draws(done: Iterable[tuple[TaskJob, Sequence[Found]]]) -> list[tuple[int, Found]]:
@@ -141,12 +140,11 @@ def comparison(
     for cell in cells:
         value = printed.get(cell, math.nan)
         mean, low, high = _interval(ours.get(cell, []))
-        row = dict(zip(("dataset", "model", "metric"), cell, strict=True))
-        row |= {"published": value, "ours": mean, "low": low, "high": high}
-        row |= {"draws": len(ours.get(cell, []))}
         both = math.isfinite(mean) and math.isfinite(value)
-        row |= {"difference": mean - value if both else math.nan}
+        difference = mean - value if both else math.nan
+        numbers = (value, mean, low, high, len(ours.get(cell, [])), difference)
         inputs = stated.get(cell[:2])
+        row = dict(zip(COLUMNS, (*cell, *numbers), strict=False))
         rows.append(row | (inputs.cells() if inputs else {}))
     return pd.DataFrame(rows, columns=COLUMNS)
 
