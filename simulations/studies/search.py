@@ -283,6 +283,16 @@ def _value(dimension: Choice | Range, parameter: Any) -> Any:
     return dimension.rounded(parameter)
 
 
+# Private choice of settings: only the best of a random number of trials, each with a randomly drawn
+# setting, is published (`fedrec.privacy.accounting.accountant`).
+#
+# All trials have one population: the data, the split and the threshold of positive rows are the
+# same for all settings, and the split has its own seed. All other randomness of a trial follows
+# from a seed that does not reveal the trial's number, because the number is not published.
+#
+# The guarantee is for training users. Validation users must not train: their rows give scores
+# without noise, and no epsilon covers them.
+
 _OF_TRAINING_USERS = "popularity"
 
 
