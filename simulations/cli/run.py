@@ -205,19 +205,15 @@ def _print_demo(results: Mapping[str, Result]) -> None:
         label = row.label or result.experiment.name
         inputs[row.system] = system_inputs(result).get(label)
         epsilon = epsilon_of(result, label)
-        private = epsilon is not None and math.isfinite(epsilon)
-        spent = f"{epsilon:.2f}" if private else "-"
+        spent = f"{epsilon:.2f}" if epsilon is not None and math.isfinite(epsilon) else "-"
         table.add_row(row.system, f"{system_rows(result)[label][_METRIC]:.3f}", spent, row.what)
     console = Console()
     console.print(table)
     every = list(results.values())
-    first = every[0]
     private = next(result for result in every if result.privacy)
-    console.print(
-        f"The same {len(first.users)} test users in each row, seed {first.experiment.seed}.",
-        highlight=False,
-    )
+    count = len(every[0].users)
     for line in [
+        f"The same {count} test users in each row, seed {every[0].experiment.seed}.",
         inputs_line(inputs),
         *private.privacy[:1],
         *shown_together([result.folder for result in every]),

@@ -285,12 +285,8 @@ def _reproduce(
     """Run and print a study, or some of its tasks, and return the errors of failed tasks."""
     folder = folder_of(study, path, quick=quick)
     jobs = selected(study.jobs(folder, seeds, quick=quick), only)
-
-    def say(text: str) -> None:
-        typer.echo(f"{study.name}: {text}", err=True)
-
     with interruptible("repeat the command to continue"):
-        failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
+        failures = run_study(folder, jobs, workers=workers, name=study.name)
     printed = published(study.paper, study.item, study.published)
     _print_tables(study, *tables.write(study, folder, jobs, printed, quick=quick))
     typer.echo(folder)

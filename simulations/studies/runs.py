@@ -410,8 +410,7 @@ def run_study(
     jobs: Sequence[TaskJob],
     *,
     workers: int = 1,
-    quiet: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    name: str | None = None,
 ) -> dict[str, str]:
     """Run the remaining jobs of a study.
 
@@ -419,8 +418,8 @@ def run_study(
         folder: folder of the study.
         jobs: jobs of the study.
         workers: number of jobs at a time; more than 1 are Ray tasks.
-        quiet: whether to print no progress.
-        say: called with a line about the duration.
+        name: name of the study, before a line about the duration and other progress on standard
+            error; None: nothing is printed.
 
     Returns:
         Errors of failed jobs by name; the same call repeats these jobs.
@@ -434,7 +433,8 @@ def run_study(
         seconds = sum(3.0 if job.quick else job.task.seconds for job in left)
         done = len(jobs) - len(left)
         more = f", the others take about {duration(seconds)} on two cores" if left else ""
-        say(f"{done} of {len(jobs)} tasks are done{more}")
+        if name is not None:
+            print(f"{name}: {done} of {len(jobs)} tasks are done{more}", file=sys.stderr)
         if left:
             ended = execute(
                 iter(left),
@@ -443,7 +443,7 @@ def run_study(
                 done=done,
                 word="task",
                 workers=workers,
-                quiet=quiet,
+                quiet=name is None,
             )
             deque(ended, maxlen=0)
     return failures
