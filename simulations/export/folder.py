@@ -70,7 +70,10 @@ def export(
         DataError: the user is not in the data, or the data have changed.
         RunError: the folder is not empty.
     """
-    _require_packages()
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        problem = f"exporting needs {missing[0]}"
+        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
     require_new_folder(folder)
     population = population_of(result)
     if new_items is not None:
@@ -97,13 +100,6 @@ def export(
         with open_atomically(folder / "user.npz") as file:
             np.savez(file, allow_pickle=False, **arrays)
         write_atomically(folder / "rows.csv", _rows(node, client))
-
-
-def _require_packages() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        problem = f"exporting needs {missing[0]}"
-        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
 
 
 def _inputs(node: Node, client: int) -> dict[str, Tensor]:

@@ -160,7 +160,7 @@ class SweepFolder:
         return self._values[job.name]
 
     @property
-    def published(self) -> bool:
+    def _published(self) -> bool:
         """True if the run of a private choice is published."""
         return (self.path / CHOSEN / "result.json").is_file()
 
@@ -243,7 +243,7 @@ def _setting_rows(keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
     return settings
 
 
-def best(
+def _best(
     settings: pd.DataFrame,
     aims: Sequence[str],
     seeds: int,
@@ -335,7 +335,7 @@ def _remaining(folder: SweepFolder) -> Iterator[_SweepJob]:
     """Generate the remaining runs; proposed settings depend on earlier results. After a private
     choice there are no more runs, because another choice would be another release."""
     trial = 0
-    while not folder.published:
+    while not folder._published:
         tried = folder.trials()
         if trial == len(tried):
             point = folder.plan.next_point(tried, folder.ended)
@@ -362,9 +362,9 @@ def _result_of(folder: SweepFolder) -> SweepResult:
     plan = folder.plan
     jobs = folder.jobs()
     ended = len(settings) >= plan.trials and set(runs["state"]) <= {"finished", "failed"}
-    chosen = best(settings, plan.aims, plan.runs_each, plan.lower_is_better)
+    chosen = _best(settings, plan.aims, plan.runs_each, plan.lower_is_better)
     if plan.private is not None:  # ties are exchangeable
-        chosen = chosen[:1] if ended or folder.published else []
+        chosen = chosen[:1] if ended or folder._published else []
     for trial in chosen:
         job = next(job for job in jobs if job.trial == trial - 1)
         if plan.cost is not None:

@@ -66,7 +66,7 @@ def write(
     ]
     title = f"{study.name}: {study.title}"
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
-    write_atomically(path / f"{study.item}.md", markdown(table, title, notes))
+    write_atomically(path / f"{study.item}.md", _markdown(table, title, notes))
     each = pd.DataFrame([{"seed": seed, **asdict(number)} for seed, number in numbers])
     each = each.drop(columns=["lower_is_better", "least", "most", "inputs"], errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
@@ -263,17 +263,17 @@ def cells_of(row: Mapping[Any, Any]) -> list[str]:
     """Format a row: dataset, model, metric, published, ours, interval."""
     span = "" if math.isnan(row["low"]) else f"{row['low']:.4f} to {row['high']:.4f}"
     names = [str(row[name]) for name in ("dataset", "model", "metric")]
-    return [*names, number(row["published"]), number(row["ours"]), span]
+    return [*names, _number(row["published"]), _number(row["ours"]), span]
 
 
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """Format a number with four decimals, large integers without; a dash for NaN."""
     if math.isnan(value) or math.isinf(value):
         return "-" if math.isnan(value) else "inf"
     return f"{value:,.0f}" if abs(value) >= 100 and value == round(value) else f"{value:.4f}"
 
 
-def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
+def _markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
     """Format the table as Markdown."""
     head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
     rows = [cells_of(row) for row in table.to_dict("records")]

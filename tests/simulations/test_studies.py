@@ -13,9 +13,9 @@ from scipy import stats
 
 from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.runs.result import Result
-from simulations.studies.declaration import Found, Study, Task, TaskJob, declared, filled
+from simulations.studies.declaration import Found, Study, Task, TaskJob, _filled, declared
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
-from simulations.studies.tables import _input_notes, comparison, differences, markdown, write
+from simulations.studies.tables import _input_notes, _markdown, comparison, differences, write
 
 RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """
@@ -121,8 +121,8 @@ def test_the_seed_of_a_run_can_be_a_setting(tiny_experiment):
 
 def test_texts_keep_what_is_no_key():
     known = {"a": 0.5, "b-c": [1, 2]}
-    assert filled("{a:.2f}, {x}, {name='a'}, {b-c}", known) == "0.50, {x}, {name='a'}, [1, 2]"
-    assert filled({"{a}": ["{b-c}", {"k": "{a}"}]}, known) == {"0.5": [[1, 2], {"k": 0.5}]}
+    assert _filled("{a:.2f}, {x}, {name='a'}, {b-c}", known) == "0.50, {x}, {name='a'}, [1, 2]"
+    assert _filled({"{a}": ["{b-c}", {"k": "{a}"}]}, known) == {"0.5": [[1, 2], {"k": 0.5}]}
 
 
 # Studies do what is left, repeat what failed, and take no other run for theirs.
@@ -362,4 +362,4 @@ def test_inputs_of_rows_are_told_for_each_data_set():
         "two: inputs: rated items that are not liked (weight 0.3)",
         "client-rounds: one: a 76",
     ]
-    assert "| one | a | m | - | 0.1500 |" in markdown(table, "title", [])
+    assert "| one | a | m | - | 0.1500 |" in _markdown(table, "title", [])

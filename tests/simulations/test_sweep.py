@@ -34,7 +34,7 @@ from simulations.studies.search import (
     overrides,
     plan_of,
 )
-from simulations.studies.sweep import SweepFolder, best, sweep, with_sweeps
+from simulations.studies.sweep import SweepFolder, _best, sweep, with_sweeps
 
 # Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test users.
 
@@ -136,9 +136,9 @@ def test_the_front_of_two_aims():
     }
     columns = ["hits@10", "epsilon", "runs"]
     settings = pd.DataFrame.from_dict(table, orient="index", columns=columns)
-    assert best(settings, ["hits@10", "epsilon"], 3) == [1, 3]
-    assert best(settings, ["epsilon"], 3) == [4]
-    assert best(settings, ["hits@10"], 3)[0] == 1
+    assert _best(settings, ["hits@10", "epsilon"], 3) == [1, 3]
+    assert _best(settings, ["epsilon"], 3) == [4]
+    assert _best(settings, ["hits@10"], 3)[0] == 1
 
 
 def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
