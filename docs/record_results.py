@@ -17,7 +17,7 @@ from fedrec.errors import RunError
 from fedrec.runtime.files import read_json, write_atomically
 from simulations.reproduce.recorded import DECIMALS, FILE, command, find, key, published, source_of
 from simulations.studies.declaration import Cell, Found, Study, TaskJob, made
-from simulations.studies.runs import StudyFolder
+from simulations.studies.runs import read_part
 from simulations.studies.tables import comparison, differences, draws, inputs_of
 
 
@@ -176,7 +176,7 @@ def text_of(tables: Mapping[str, Any]) -> str:
 
 
 def _of(folder: Path) -> tuple[Study, list[TaskJob]]:
-    about = StudyFolder(folder, "study.json", "study").read("study.json")
+    about = read_part(folder / "study.json")
     if about["quick"]:
         raise RunError(
             f"{folder} is of the small version of a study",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedrec.components.registry import KINDS, Setting, available, ours, settings_of
 from fedrec.errors import FedrecError
-from simulations.cli.listing import SECTIONS
+from simulations.cli.components import SECTIONS
 
 _HEAD = """# Settings
 

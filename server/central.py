@@ -59,8 +59,9 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> None:
 def baseline_privacy(run: RunFolder) -> dict[str, Any]:
     """Report of the private baselines, and of all private systems of the run together, `in words`;
     empty without any."""
-    saved = [run.read_baseline(label) or {} for label in run.read_baselines()]
-    lines = [line for table in saved for line in table.get("privacy", {}).get("in words", ())]
+    saved = map(run.read_baseline, run.experiment.evaluation.baseline_settings())
+    known = [table for table in saved if table is not None and table["metrics"]]
+    lines = [line for table in known for line in table.get("privacy", {}).get("in words", ())]
     return {"in words": [*lines, *systems_together(run)]} if lines else {}
 
 

@@ -4,7 +4,7 @@
 Models that represent users by features cannot learn from data without side features. The linear
 item-to-item model represents a user by its items, in two federated rounds in which every client
 uploads once (counts, then products). It is trained unless ALS in rounds or popularity is better on
-validation users (`simulations.system_choice`), and compared with popularity and centralised EASE. A
+validation users, and compared with popularity and centralised EASE. A
 fifth of the users are test users, each with one half of its items held out: the later one where the
 table has times, and then the baseline `transitions` measures the benefit of the order of items, or
 else a random one. A tenth are validation users for tuning (`--set
@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,8 @@ from fedrec.config import did_you_mean
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.data.readers.table import ROLES, Table
 from fedrec.data.recognition import Recognised, recognise
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import DataError, ExperimentError, FedrecError
+from fedrec.evaluation.tables import NEW, OLD
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.ids import runs_directory, stamp
@@ -46,7 +49,6 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import require_new_folder, write_atomically
 from server.callbacks.base import Callback
 from simulations.runner import run
-from simulations.system_choice import LINEAR, MOST_ROWS, choose, vector_gain, with_system
 from simulations.table_facts import (
     Signal,
     TableFacts,
@@ -64,6 +66,7 @@ _FEWEST_USERS = 20
 _FEW_TEST_USERS = 25
 _LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
 _NO_COLUMN = ("", "none")  # as the column of ratings
+_OF_THE_SIGNAL = ("split", "model.items")
 _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 
@@ -112,15 +115,16 @@ class OwnTable:
             for line in () if quiet else lines:
                 print(f"  {line}", file=sys.stderr)
 
-        self._check()
         given = read({}, overrides)
+        self = self._at_the_given_epsilon(given)
+        self._check()
         table = self._recognised(path, given)
         if not quiet:
             print(f"{path}:", file=sys.stderr)
         config = table.config
         features = config.user_features or config.item_features or config.item_texts
         notes = [] if features or config.item_vectors else [_NO_FEATURES]
-        tell([*table.lines(), *notes, *warnings(table)])
+        tell([*table.lines(), *notes, *_warnings(table)])
         private = self.epsilon is not None or has_private_parts(given)
         facts = TableFacts.of(table, given, private=private)
         declared = self._declared(path, table, facts)
@@ -139,10 +143,10 @@ class OwnTable:
             POPULATIONS.hold(experiment, Population.of(experiment, rows))
         chosen: list[str] = []
         if self.epsilon is None and not self.item_vectors:
-            system, line = choose(declared, self.system, overrides, facts.rows, private=private)
+            system, line = _choose(declared, self.system, overrides, facts.rows, private=private)
             chosen = [line]
             if system != "linear":
-                experiment = load(with_system(declared, system), overrides)
+                experiment = load(_with_system(declared, system), overrides)
         population = POPULATIONS.cached(experiment)
         tell([] if population is None else _split_lines(population))
         tell([*chosen, *facts.lines()])
@@ -151,9 +155,17 @@ class OwnTable:
                 ["vectors: their gain is not measured under privacy or on more than 5 million rows"]
             )
         elif self.item_vectors and not quiet:
-            tell(vector_gain(declared, overrides))
+            tell(_vector_gain(declared, overrides))
         tell(told)
         return experiment
+
+    def _at_the_given_epsilon(self, given: Mapping[str, Any]) -> OwnTable:
+        """These settings with the target of `--set privacy.epsilon=...`, if privacy is asked for;
+        texts, baselines and the signal follow it, too."""
+        privacy = given.get("privacy")
+        if self.epsilon is None or not isinstance(privacy, Mapping) or "epsilon" not in privacy:
+            return self
+        return replace(self, epsilon=privacy["epsilon"])
 
     def _check(self) -> None:
         rating = self.columns.get("rating", "")
@@ -214,7 +226,7 @@ class OwnTable:
         system = LINEAR
         if self.epsilon is not None or self.item_vectors:
             kind = "fold-in"
-            system = fold_in_system(self.epsilon, facts.items, facts.rows_per_user, rated=rated)
+            system = _fold_in_system(self.epsilon, facts.items, facts.rows_per_user, rated=rated)
         split: dict[str, Any] = {"name": "user-holdout"}
         if facts.timed:
             split["halves"] = "temporal"
@@ -277,7 +289,7 @@ def try_table(
         ExperimentError: a role of a column or an override is wrong, epsilon is no number > 0, there
             are too few users for a private system, or it would depend on a value that is not given,
             see `simulations.table_facts`.
-        RunError: the folder is not empty.
+        RunError: the folder is not empty. The folder is removed after an error without a run.
     """
     if not isinstance(table, pd.DataFrame):
         raise DataError(
@@ -298,11 +310,17 @@ def try_table(
     roles = {role: str(name) for role, name in columns.items()}
     files = tuple(map(Path, item_vectors))
     settings = OwnTable(roles, unrated, time_format, epsilon, system, files, header=True)
-    return run(settings.experiment(file, overrides), output=folder / "run", callbacks=callbacks)
+    try:
+        return run(settings.experiment(file, overrides), output=folder / "run", callbacks=callbacks)
+    except FedrecError:
+        if not (folder / "run").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _signal(declared: Mapping[str, Any], facts: TableFacts, overrides: Sequence[str]) -> Signal:
-    """Signal of the private model of an experiment, with the split of the overrides."""
+    """Signal of the private model of an experiment, with the split and the number of items of the
+    overrides."""
     if facts.users < _FEWEST_USERS:
         raise ExperimentError(
             "there are too few users for a private system",
@@ -310,7 +328,7 @@ def _signal(declared: Mapping[str, Any], facts: TableFacts, overrides: Sequence[
             got=f"{facts.users:,}",
             fix="use a table with more users, or leave out epsilon",
         )
-    experiment = load(declared, [each for each in overrides if each.startswith("split")])
+    experiment = load(declared, [each for each in overrides if each.startswith(_OF_THE_SIGNAL)])
     split = experiment.settings(SPLIT)
     held_out = sum(getattr(split, name, 0.0) for name in ("test_users", "validation_users"))
     users = max(int(facts.users * (1 - held_out)), 1)
@@ -365,7 +383,7 @@ def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict
     }
 
 
-def fold_in_system(
+def _fold_in_system(
     epsilon: float | None, items: int, rows_per_user: float, *, rated: bool = False
 ) -> dict[str, Any]:
     """Model, step, strategy, sampler and privacy of fold-in on embeddings from two sums.
@@ -425,7 +443,7 @@ def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
     return [{"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}, *plain]
 
 
-def warnings(table: Recognised) -> list[str]:
+def _warnings(table: Recognised) -> list[str]:
     """Reasons why results on a table will be unreliable, one per line."""
     users = len(table.items_of)
     items = len(table.users_of)
@@ -440,3 +458,161 @@ def warnings(table: Recognised) -> list[str]:
         " nothing can be learned from other users": 2 * shared < items,
     }
     return [f"warning: {reason}" for reason, holds in reasons.items() if holds]
+
+
+# Trial runs on a user's own table before its run: which system ranks the held-out items of
+# validation users best, and what vectors of the items gain. Test users play no part in the choice.
+# ALS in rounds is centralised iALS sweep by sweep (tests/strategies/test_federated_als.py), and so
+# is its score; iALS in native code takes a fraction of the time. All systems have the settings that
+# they have without a search.
+
+LINEAR: dict[str, Any] = {
+    "rounds": 2,
+    "model": {"name": "item-weights"},
+    "step": {"name": "gram"},
+    "strategy": {"name": "popularity-start", "main": {"name": "gram"}},
+    "sampler": {"name": "full"},
+}
+"""Rounds, model, step, strategy and sampler of the federated linear item-to-item model."""
+ALS: dict[str, Any] = {
+    "rounds": 15,
+    "model": {"name": "ials", "moments": True},
+    "step": {"name": "als"},
+    "strategy": {"name": "fed-als"},
+    "sampler": {"name": "full"},
+}
+"""Likewise for alternating least squares in rounds; users' factors stay on the devices."""
+TITLES = {
+    "linear": "linear item-to-item model",
+    "als": "alternating least squares",
+    "popularity": "popularity",
+}
+MOST_ROWS = 5_000_000
+"""Largest number of rows for which iALS is fitted too; more take many minutes."""
+_METRIC = "ndcg@10"
+_OF_A_SYSTEM = ("rounds", "model.", "step.", "strategy.", "sampler.", "engine.")
+
+
+def _choose(
+    table: Mapping[str, Any],
+    asked: str | None,
+    overrides: Sequence[str],
+    rows: int,
+    *,
+    private: bool = False,
+) -> tuple[str, str]:
+    """Choose the system to train on a table of interactions: the linear item-to-item model,
+    alternating least squares in rounds, or popularity.
+
+    Args:
+        table: experiment of the linear model on it, as a TOML table.
+        asked: the system that the user wants; None: the best one.
+        overrides: as for `--set`; those of a system mean the linear one.
+        rows: number of rows of the table.
+        private: whether a part of the experiment is under privacy.
+
+    Returns:
+        `linear`, `als` or `popularity`, and a line about it and the reason for it.
+
+    Raises:
+        ExperimentError: the system is unknown, or an override is wrong.
+    """
+    if asked is not None:
+        if asked not in TITLES:
+            raise ExperimentError(
+                f"unknown system {asked!r}",
+                expected=", ".join(TITLES),
+                fix="name one of these, or run an experiment: fedrec list experiment",
+            )
+        return asked, f"system: {TITLES[asked]}, as asked for"
+    if private:
+        reason = "not compared with others under privacy"
+    elif any(override.startswith(_OF_A_SYSTEM) for override in overrides):
+        reason = "whose settings are given"
+    elif "validation-users" not in table["split"]:
+        reason = "not compared with others: there are too few users"
+    elif rows > MOST_ROWS:
+        reason = f"not compared with others: there are more than {MOST_ROWS:,} rows (--system als)"
+    else:
+        return _best(table, overrides)
+    return "linear", f"system: {TITLES['linear']}, {reason}"
+
+
+def _best(table: Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, str]:
+    """Best system on the held-out rows of validation users, and the scores of all. Popularity is
+    what the linear model has after its first round."""
+    everybody = {"held-out": "validation", "every": 1, "users": MOST_ROWS}
+    result = _result(_trial(table, overrides, {**everybody, "baselines": ["ials"]}))
+    popularity, linear = result.rounds[_METRIC]
+    scores = {
+        "linear": linear,
+        "als": result.baselines["ials"][_METRIC],
+        "popularity": popularity,
+    }
+    best = max(scores, key=lambda name: scores[name])
+    others = (f"{TITLES[name]} {score:.4f}" for name, score in scores.items() if name != best)
+    return best, (
+        f"system: {TITLES[best]}, the best on validation users ({_METRIC} {scores[best]:.4f};"
+        f" {', '.join(others)}; --system selects another)"
+    )
+
+
+def _with_system(table: Mapping[str, Any], system: str) -> dict[str, Any]:
+    """Replace the linear model in an experiment by ALS or popularity. Phases of the linear model
+    are what early stopping chooses between, so it is left out."""
+    changed = {key: value for key, value in table.items() if key != "early-stopping"}
+    changed["title"] = table["title"].replace(TITLES["linear"], TITLES[system])
+    if system == "popularity":
+        return changed | {"rounds": 1}
+    evaluation = {**table["evaluation"], "fine-tune": {"epochs": 1}}  # solves for new users
+    return changed | {**ALS, "evaluation": evaluation}
+
+
+def _vector_gain(table: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Measure what the vectors of a table gain, for items that nobody has used and for others.
+
+    A fifth of the items is held out as a whole (split `new-items`). The system of the run ranks
+    these items alone, and other held-out items of the same users, with the vectors and without
+    them. This looks at held-out rows, which no guarantee covers.
+
+    Args:
+        table: the experiment on the table, as a TOML table.
+        overrides: as for `--set`.
+
+    Returns:
+        Lines about it.
+    """
+    trial = _trial(table, overrides, {"baselines": ["content-map", "random"]})
+    trial["split"] = {"name": "new-items"}
+    bare = {key: value for key, value in trial["dataset"].items() if key != "item-vectors"}
+    alone = {**trial, "dataset": bare, "evaluation": {**trial["evaluation"], "baselines": []}}
+    try:
+        given = _result(trial)
+        without = _result(alone)
+    except FedrecError as error:
+        return [f"vectors: what they gain could not be measured: {error.text().splitlines()[0]}"]
+    new, old = (
+        f"{given.metrics[kind + _METRIC]:.4f} with them,"
+        f" {without.metrics[kind + _METRIC]:.4f} without"
+        for kind in (NEW, OLD)
+    )
+    content, chance = (given.baselines[name][NEW + _METRIC] for name in ("content-map", "random"))
+    return [
+        f"vectors, for new items (a fifth, held out as a whole, ranked alone): {_METRIC} {new}"
+        f" (content-map {content:.4f}, chance {chance:.4f})",
+        f"vectors, for other items of the same users (ranked alone): {_METRIC} {old}",
+    ]
+
+
+def _trial(
+    table: Mapping[str, Any], overrides: Sequence[str], evaluation: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Experiment of a trial run, which is evaluated at its end."""
+    trial = load(table, overrides).table()
+    trial.pop("early-stopping", None)
+    return {**trial, "evaluation": {"every": 0, "ks": [10], **evaluation}}
+
+
+def _result(trial: Mapping[str, Any]) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(trial, output=Path(folder) / "run")

@@ -223,14 +223,19 @@ def _amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
     if not (run.has_rounds if before.rounds else run.has_progress):
         discard(run.path)
         return RunFolder.create(after, run.path)
-    for text in texts:
-        _check_changeable(text)
+    for key in (text.partition("=")[0].strip() for text in texts):
+        if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
+            raise ExperimentError(
+                f"{key!r} cannot be changed after the first round of a run",
+                expected="one of " + ", ".join(CHANGEABLE),
+                fix="start another run with `fedrec run`",
+            )
     _check_rounds(run, before, after)
-    write_amended(run, after)
+    _write_amended(run, after)
     return RunFolder(run.path)
 
 
-def write_amended(run: RunFolder, experiment: Experiment) -> None:
+def _write_amended(run: RunFolder, experiment: Experiment) -> None:
     """Change the experiment of a started run, and remove its result."""
     about = read_json(run.path / "run.json")
     earlier = [digest for digest in run.digests if digest != experiment.digest()]
@@ -251,18 +256,14 @@ def discard(path: Path) -> None:
     """
     run = RunFolder(path)
     with run.lock():
-        _check_discardable(run)
-        shutil.rmtree(run.path)
-
-
-def _check_changeable(text: str) -> None:
-    key = text.partition("=")[0].strip()
-    if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
-        raise ExperimentError(
-            f"{key!r} cannot be changed after the first round of a run",
-            expected="one of " + ", ".join(CHANGEABLE),
-            fix="start another run with `fedrec run`",
+        secure = run.experiment.hides_cohorts or any(
+            baseline.get("mode") == "secure"
+            for baseline in run.experiment.evaluation.baseline_settings().values()
         )
+        if secure and any(run.path.rglob("privacy.jsonl")):
+            problem = f"{run.path} holds the ledger of a release in mode = 'secure'"
+            raise RunError(problem, fix="choose another --output, and keep this folder")
+        shutil.rmtree(run.path)
 
 
 def _check_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None:
@@ -279,12 +280,3 @@ def _check_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None
             expected="privacy.noise-multiplier in a run that is extended",
             fix="start another run with `fedrec run`",
         )
-
-
-def _check_discardable(run: RunFolder) -> None:
-    ledgers = any(run.path.rglob("privacy.jsonl"))
-    secure = run.experiment.hides_cohorts
-    settings = run.experiment.evaluation.baseline_settings().values()
-    if ledgers and (secure or any(baseline.get("mode") == "secure" for baseline in settings)):
-        problem = f"{run.path} holds the ledger of a release in mode = 'secure'"
-        raise RunError(problem, fix="choose another --output, and keep this folder")

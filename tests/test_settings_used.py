@@ -24,7 +24,7 @@ from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.runtime.files import read_toml
-from simulations.cli.listing import SECTIONS
+from simulations.cli.components import SECTIONS
 from simulations.deployment.layout import DeploymentConfig
 from simulations.studies.declaration import declared
 
@@ -118,7 +118,7 @@ SET_BY_NOBODY = {
     "ScaleConfig": "scale",
     "SequenceConfig": "width",
     "SessionConfig": "hidden lambda_im",
-    "SvdConfig": "factors learning_rate regularisation",
+    "SvdConfig": "factors regularisation",
     "TopKConfig": "bits error_feedback",
     "TransitionsStrategyConfig": "factors",
     "TrimmedMeanConfig": "cut",

@@ -23,14 +23,12 @@ from fedrec.components.registry import KINDS
 
 _HOME = "simulations.contracts"
 _FILES = {
-    "model": "model",
-    "step": "step",
-    "strategy": "strategy",
+    **dict.fromkeys(("model", "step", "strategy"), "training"),
     **dict.fromkeys(("dataset", "split", "baseline", "metric", "attack"), "data"),
 }
 """File of each kind's contract; the other kinds share one."""
 _MODULES = {
-    f"{kind.name.capitalize()}Contract": f"{_HOME}.{_FILES.get(kind.name, 'others')}"
+    f"{kind.name.capitalize()}Contract": f"{_HOME}.{_FILES.get(kind.name, 'base')}"
     for kind in KINDS
 }
 

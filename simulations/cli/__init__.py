@@ -45,16 +45,16 @@ _GROUPS = {
     },
     "Privacy": {
         "privacy": ("privacy:app", "Compute epsilons and noise, and explain guarantees."),
-        "attack": ("attacks:app", "Run membership and attribute inference attacks."),
-        "audit": ("attacks:audit", "Test the privacy claim of an experiment with canary clients."),
+        "attack": ("privacy:attack_app", "Run membership and attribute inference attacks."),
+        "audit": ("privacy:audit", "Test the privacy claim of an experiment with canary clients."),
     },
     "Deployment": {
         "deploy": ("deploy:app", "Deploy on real clients: create, start, run experiments, stop."),
         "client": ("deploy:client", "Run a real client until it is stopped."),
     },
     "Components and installation": {
-        "list": ("listing:show", "List components and experiments, or the settings of one."),
-        "new": ("results:new", "Create a new component and its test."),
+        "list": ("components:show", "List components and experiments, or the settings of one."),
+        "new": ("components:new", "Create a new component and its test."),
         "doctor": ("doctor:doctor", "Check the installation."),
     },
 }
@@ -179,13 +179,13 @@ def _warnings_shown() -> Iterator[None]:
     handler = logging.StreamHandler()
     shown = set[str]()
 
-    def new_warning(record: logging.LogRecord) -> bool:
+    def _is_new(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         known = record.levelno != logging.WARNING or text in shown
         shown.add(text)
         return not known
 
-    handler.addFilter(new_warning)
+    handler.addFilter(_is_new)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logger.addHandler(handler)
     try:

@@ -40,9 +40,7 @@ from simulations.cli.options import AsJson, Named
 
 # `fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`.
 
-app = typer.Typer(
-    help="List, fetch, import and inspect datasets.", no_args_is_help=True, rich_markup_mode=None
-)
+app = options.group("List, fetch, import and inspect datasets.")
 
 
 Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec data list`.")]
@@ -52,7 +50,7 @@ Settings = Annotated[
 
 
 @app.command("list")
-def list_datasets() -> None:
+def _list() -> None:
     """List the datasets and whether their files are present."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("name", "here", "fetch", "about"):
@@ -69,8 +67,8 @@ def list_datasets() -> None:
     console.print(f"data directory: {data_directory()}", highlight=False)
 
 
-@app.command(short_help="Download a dataset from its publisher and verify it.")
-def fetch(name: Name) -> None:
+@app.command("fetch", short_help="Download a dataset from its publisher and verify it.")
+def _fetch(name: Name) -> None:
     """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
     reader = _reader(name, [])
     source = reader.source
@@ -88,7 +86,7 @@ def fetch(name: Name) -> None:
 
 
 @app.command("import")
-def import_(
+def _import(
     name: Name,
     path: Annotated[Path, typer.Argument(help="Local archive, folder or file with the data.")],
 ) -> None:
@@ -96,8 +94,8 @@ def import_(
     typer.echo(import_data(name, path))
 
 
-@app.command()
-def info(name: Name, settings: Settings = None) -> None:
+@app.command("info")
+def _info(name: Name, settings: Settings = None) -> None:
     """Read and verify a dataset, and print its statistics."""
     reader = _reader(name, settings or [])
     data = reader.described(reader.read())
@@ -266,8 +264,8 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-@app.command(short_help="Write the rows of a run with their split.")
-def split(
+@app.command("split", short_help="Write the rows of a run with their split.")
+def _split(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
 ) -> None:

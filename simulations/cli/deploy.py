@@ -39,10 +39,11 @@ Folder = Annotated[
 
 
 @app.command(
+    "init",
     cls=options.command_with(lambda _: DeploymentConfig, "hosts", "revoked"),
     short_help="Create a deployment folder: certificates, keys, settings.",
 )
-def init(
+def _init(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     host: Annotated[
@@ -66,8 +67,8 @@ def init(
     typer.echo(made.path)
 
 
-@app.command(short_help="Start all processes and register the nodes.")
-def up(deployment: Folder) -> None:
+@app.command("up", short_help="Start all processes and register the nodes.")
+def _up(deployment: Folder) -> None:
     """Start all processes, register the nodes, and wait until all are healthy."""
     operator.up(deployment)
     _show(deployment)
@@ -80,30 +81,30 @@ def up(deployment: Folder) -> None:
         )
 
 
-@app.command(short_help="Show processes, nodes and runs.")
-def status(deployment: Folder) -> None:
+@app.command("status", short_help="Show processes, nodes and runs.")
+def _status(deployment: Folder) -> None:
     """Show all processes, nodes and runs; the exit status is 1 if one is not healthy."""
     states = _show(deployment)
     if any(state.pid is None or state.healthy is False for state in states):
         raise typer.Exit(1)
 
 
-@app.command()
-def down(deployment: Folder) -> None:
+@app.command("down")
+def _down(deployment: Folder) -> None:
     """Stop all processes that `up` started."""
     stopped = operator.down(deployment)
     typer.echo("stopped" if stopped else "nothing was running")
 
 
-@app.command(short_help="Register the nodes whose keys are in the folder.")
-def register(deployment: Folder) -> None:
+@app.command("register", short_help="Register the nodes whose keys are in the folder.")
+def _register(deployment: Folder) -> None:
     """Register all nodes whose keys are in the deployment folder; `up` also does this."""
     for name, node in operator.register_nodes(deployment).items():
         typer.echo(f"{name} {node}")
 
 
 @app.command("add-nodes", short_help="Create keys for new nodes.")
-def add_nodes(
+def _add_nodes(
     deployment: Folder,
     count: Annotated[
         int, typer.Argument(min=0, help="Number of new nodes; 0 only rewrites .env.")
@@ -115,8 +116,8 @@ def add_nodes(
         typer.echo(made)
 
 
-@app.command(short_help="Serve a read-only page about nodes and runs.")
-def page(
+@app.command("page", short_help="Serve a read-only page about nodes and runs.")
+def _page(
     deployment: Folder,
     bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8444,
@@ -129,8 +130,8 @@ def page(
     page.serve(deployment, bind, port)
 
 
-@app.command(hidden=True)
-def gateway(
+@app.command("gateway", hidden=True)
+def _gateway(
     host: Annotated[str, typer.Option()],
     port: Annotated[int, typer.Option()],
     upstream: Annotated[str, typer.Option()],
@@ -173,8 +174,8 @@ def _show(deployment: Deployment) -> list[ProcessState]:
     return states
 
 
-@app.command(short_help="Run an experiment on the nodes.")
-def run(
+@app.command("run", short_help="Run an experiment on the nodes.")
+def _run(
     deployment: Folder,
     experiment: options.Named,
     overrides: Annotated[list[str] | None, options.overrides()] = None,
@@ -193,8 +194,8 @@ def run(
     _follow(deployment, RunFolder.create(settled, path))
 
 
-@app.command(short_help="Continue a run from its newest checkpoint.")
-def resume(
+@app.command("resume", short_help="Continue a run from its newest checkpoint.")
+def _resume(
     deployment: Folder,
     run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
 ) -> None:
@@ -204,8 +205,8 @@ def resume(
     _follow(deployment, launch.resumable(run_folder))
 
 
-@app.command(short_help="Stop a run; it can be resumed.")
-def stop(
+@app.command("stop", short_help="Stop a run; it can be resumed.")
+def _stop(
     deployment: Folder,
     run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")],
 ) -> None:
@@ -218,7 +219,7 @@ def stop(
 
 def _follow(deployment, run_folder) -> None:
     from server.callbacks.base import Progress
-    from simulations.cli.finishing import print_table
+    from simulations.cli.run import print_table
     from simulations.deployment import launch
 
     identifier = launch.start(deployment, run_folder)
@@ -281,8 +282,8 @@ def client(
 # `fedrec deploy renew` and `revoke`: new certificates, and revoked keys.
 
 
-@app.command(short_help="Renew the certificates, with the same keys.")
-def renew(deployment: Folder) -> None:
+@app.command("renew", short_help="Renew the certificates, with the same keys.")
+def _renew(deployment: Folder) -> None:
     """Renew the certificates of SuperLink, gateway and nodes for 825 days, with the same keys."""
     files = initialise.renew(deployment)
     folder = quote(str(deployment.path))
@@ -295,8 +296,8 @@ def renew(deployment: Folder) -> None:
         typer.echo(file)
 
 
-@app.command(short_help="Revoke a node's keys.")
-def revoke(
+@app.command("revoke", short_help="Revoke a node's keys.")
+def _revoke(
     deployment: Folder,
     node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],
 ) -> None:

@@ -6,6 +6,7 @@ type, range and default of an option for a setting are those of the setting.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +19,8 @@ import typer.core
 from fedrec.errors import ExperimentError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedrec.components.registry import Setting
     from fedrec.config import Config
 
@@ -26,7 +29,7 @@ _EXPERIMENT = "fedrec.experiment.schema:Experiment"
 _TYPES = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
 
 
-class Argument(typer.core.TyperArgument):
+class _Argument(typer.core.TyperArgument):
     """Argument with a help text, which click since 8.5 would overwrite with None under typer
     0.20."""
 
@@ -35,7 +38,7 @@ class Argument(typer.core.TyperArgument):
         self.help = help
 
 
-typer.main.TyperArgument = Argument  # type: ignore[misc]
+typer.main.TyperArgument = _Argument  # type: ignore[misc]
 # typer lists arguments among the options, so click need not list them before
 typer.core.TyperCommand.format_arguments = lambda *_: None  # type: ignore[method-assign]
 typer.core.HAS_RICH = False  # nothing here removes the backslashes that it has typer write
@@ -212,3 +215,21 @@ def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     if value is not None and value != ():
         key = str(option.name).replace("_", "-")
         values[key] = list(value) if isinstance(value, tuple) else value
+
+
+@contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """On Ctrl-C, print how to continue the work, and exit with status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.secho(f"\ninterrupted; {how}", err=True)
+        raise typer.Exit(130) from None
+
+
+def wide_console(width: int) -> Console:
+    """Console for tables, `width` columns wide in a file or a pipe."""
+    from rich.console import Console  # `fedrec --help` does without it
+
+    console = Console()
+    return console if console.is_terminal else Console(width=width)

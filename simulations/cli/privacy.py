@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec privacy`: epsilons, noise for a target, explanations, and epsilons of single users."""
+"""`fedrec privacy`: epsilons, noise for a target, explanations, and epsilons of single users; and
+attacks and audits, which test privacy."""
 
 from __future__ import annotations
 
+import inspect
+import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import numpy as np
 import pandas as pd
 import typer
+import typer.core
 from rich.console import Console
 from rich.table import Table
 
 from fedrec.components import registry
+from fedrec.components.registry import ATTACK, available_names, resolve
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
@@ -22,38 +29,52 @@ from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Question, lines, sentence, warnings
+from fedrec.runs.ids import default_folder
 from fedrec.runtime.files import json_text, write_atomically
+from server.callbacks.base import Progress
 from server.privacy.personal_budgets import check_no_phases
 from server.privacy.phase_plans import PhasePlans
+from simulations.attacks.base import AttackOutcome, run_attack
 from simulations.cli import options
-from simulations.cli.options import command_with
+from simulations.cli.options import (
+    AsJson,
+    Named,
+    command_of,
+    command_with,
+    overrides_of,
+    setting_option,
+)
 
 # `fedrec privacy`: epsilon of a number of rounds, noise for a target epsilon, and explanations.
 
 app = options.group("Compute epsilons and noise, and explain guarantees.")
 
-AsJson = Annotated[
+_Json = Annotated[
     bool, typer.Option("--json", help='Print the result as JSON; infinity is the string "inf".')
 ]
 _Epsilon = command_with(lambda _: Question, "epsilon")
 _Calibrate = command_with(lambda _: Question, "noise_multiplier")
 
 
-@app.command(cls=_Epsilon)
-def epsilon(ctx: typer.Context, as_json: AsJson = False) -> None:
+@app.command("epsilon", cls=_Epsilon)
+def _epsilon(ctx: typer.Context, as_json: _Json = False) -> None:
     """Compute the epsilon of a number of rounds (an upper bound)."""
     _answer(ctx, as_json)
 
 
-@app.command(cls=_Calibrate, short_help="Compute the smallest noise multiplier for an epsilon.")
-def calibrate(ctx: typer.Context, as_json: AsJson = False) -> None:
+@app.command(
+    "calibrate", cls=_Calibrate, short_help="Compute the smallest noise multiplier for an epsilon."
+)
+def _calibrate(ctx: typer.Context, as_json: _Json = False) -> None:
     """Compute the smallest noise multiplier z for a target epsilon; the noise's standard deviation
     is z * 2S under replace-one and z * S under add-remove."""
     _answer(ctx, as_json)
 
 
-@app.command(cls=_Epsilon, short_help="Explain the guarantee of an experiment before it runs.")
-def explain(
+@app.command(
+    "explain", cls=_Epsilon, short_help="Explain the guarantee of an experiment before it runs."
+)
+def _explain(
     ctx: typer.Context,
     experiment: Annotated[
         str | None, typer.Argument(help="Experiment with a [privacy] table.")
@@ -79,7 +100,19 @@ def _answer(ctx: typer.Context, as_json: bool) -> None:
     question = _question(ctx)
     plan = question.plan()
     report = question.answer(plan)
-    _print_json(question, plan, report) if as_json else _print_table(question, plan, report)
+    rows = _rows(question, plan, report)
+    if as_json:
+        typer.echo(json_text({**rows, "caveats": report.caveats}))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for key, value in rows.items():
+        if value is not None:
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            table.add_row(key.replace("_", " "), shown)
+    Console().print(table)
+    typer.echo(sentence(report, plan.config.adjacency))
+    for warning in warnings(plan, backend=question.backend):
+        typer.echo(warning)
 
 
 def _question(ctx: typer.Context) -> Question:
@@ -126,29 +159,13 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
     }
 
 
-def _print_json(question: Question, plan: Plan, report: Report) -> None:
-    typer.echo(json_text({**_rows(question, plan, report), "caveats": report.caveats}))
-
-
-def _print_table(question: Question, plan: Plan, report: Report) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for key, value in _rows(question, plan, report).items():
-        if value is not None:
-            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-            table.add_row(key.replace("_", " "), shown)
-    Console().print(table)
-    typer.echo(sentence(report, plan.config.adjacency))
-    for warning in warnings(plan, backend=question.backend):
-        typer.echo(warning)
-
-
 # `fedrec privacy users`: true and requested epsilons of users who add their own noise.
 
 _KEY = "Override a key of the experiment, such as step.epsilon=0.5; may repeat."
 
 
-@app.command(short_help="Compute each user's epsilon.")
-def users(
+@app.command("users", short_help="Compute each user's epsilon.")
+def _users(
     experiment: Annotated[
         str,
         typer.Argument(help="Experiment whose users add their own noise (step dpvae or dpsgd)."),
@@ -162,7 +179,7 @@ def users(
     """Compute each user's true and requested epsilon, without training."""
     loaded = load(experiment, overrides or [])
     noise = _personal_noise(loaded)
-    table = personal_epsilons(loaded, rounds)
+    table = _personal_epsilons(loaded, rounds)
     shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))
     for name, spread in summary(table).items():
         shown.add_row(
@@ -194,7 +211,7 @@ def _personal_noise(experiment: Experiment) -> PersonalNoise:
     )
 
 
-def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
+def _personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
     """Table with one row per training client, see `fedrec.privacy.personal.epsilon_table`.
 
     It follows from the experiment: budgets from their seed, cohorts from seed and round. A sampled
@@ -215,3 +232,103 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
     for number in range(1, (experiment.rounds if rounds is None else rounds) + 1):
         asked[np.searchsorted(clients, sampler.sample(number))] += 1
     return epsilon_table(settings, clients.tolist(), asked.tolist())
+
+
+# `fedrec attack NAME EXPERIMENT` for all attacks, also from plug-ins, and `fedrec audit`. An
+# attack's settings are options of its command.
+
+_AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1
+on FAIL.
+
+The claim is that of the run's privacy ledger for each phase with noise, or that of --clip and
+--noise-std.
+"""
+_FOLDER = "Folder of the runs; finished runs are reused."
+_COLOURS = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
+
+
+def _attack(
+    ctx: typer.Context,
+    experiment: Named,
+    overrides: Annotated[
+        list[str] | None, options.overrides("Override a key: --set rounds=20")
+    ] = None,
+    engine: Annotated[str | None, setting_option("engine.name")] = None,
+    output: Annotated[Path | None, options.output(_FOLDER)] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, options.quiet("Hide progress.")] = False,
+) -> None:
+    """Attack an experiment; the exit status is 1 if a claim is refuted."""
+    name = str(ctx.command.name)
+    loaded = load(experiment, [*(overrides or []), *overrides_of({"engine.name": engine})])
+    default = default_folder(loaded)
+    folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
+    with closing(Progress()) as progress:
+        callbacks = [] if quiet or as_json else [progress]
+        outcome = run_attack(loaded, {**(ctx.obj or {}), "name": name}, folder, callbacks)
+    if as_json:
+        typer.echo(json.dumps(outcome.table, indent=2))
+    else:
+        _print_outcome(outcome, folder)
+    if outcome.verdict == "FAIL":
+        raise typer.Exit(1)
+
+
+def _print_outcome(outcome: AttackOutcome, folder: Path) -> None:
+    titles, *rows = outcome.rows
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for title, *cells in zip(titles, *rows, strict=True):
+        words = all(cell[:1].isalpha() for cell in cells if cell)
+        shown.add_column(title, justify="left" if words else "right")
+    for row in rows:
+        shown.add_row(*row)
+    console = Console()
+    console.print(shown)
+    for line in outcome.lines:
+        console.print(line, highlight=False)
+    typer.echo(folder)
+    if outcome.verdict:
+        colour = _COLOURS[outcome.verdict]
+        typer.secho(outcome.verdict, fg=colour, bold=True)
+        for reason in outcome.reasons:
+            typer.secho(f"  {reason}", fg=colour, err=outcome.verdict == "FAIL")
+
+
+_AttackCommand = command_with(lambda name: resolve(ATTACK, name).Config)
+
+
+class _AttackGroup(typer.core.TyperGroup):
+    """Group with a command for each attack."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the attacks."""
+        return available_names(ATTACK)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Command of an attack by name or by module and class; an unknown or broken attack has a
+        command that raises its error."""
+        try:
+            about = inspect.getdoc(resolve(ATTACK, cmd_name)) or ""
+        except ExperimentError as error:
+            return _broken(cmd_name, error)
+        short = " ".join(about.partition("\n\n")[0].split())
+        return command_of(_attack, cmd_name, short, cls=_AttackCommand, help=about)
+
+
+def _broken(name: str, error: ExperimentError) -> click.Command:
+    """Command that raises an error for any arguments."""
+
+    def fail() -> None:
+        raise error
+
+    lenient = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    about = f"BROKEN: {error.problem}"
+    return click.Command(name, context_settings=lenient, callback=fail, short_help=about)
+
+
+attack_app = options.group(
+    "Run membership and attribute inference attacks, and audits.",
+    cls=_AttackGroup,
+    callback=lambda: None,
+)
+audit = command_of(_attack, "audit", "Test a privacy claim.", cls=_AttackCommand, help=_AUDIT)

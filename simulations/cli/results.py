@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about finished runs, and `fedrec new`: recommend, report, compare and export."""
+"""Commands about finished runs: recommend, report, compare and export."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
 from simulations.cli import options
 from simulations.cli.data import check_output, write_table
-from simulations.cli.finishing import wide_console
+from simulations.cli.options import wide_console
 from simulations.export.folder import export as write
-from simulations.scaffold.package import write_component
 from simulations.studies.sweep import with_sweeps
 
 # `fedrec recommend`: recommendation lists of a finished run.
@@ -134,26 +133,6 @@ def compare(
             typer.echo(output)
     for line in together:  # beside a formatted table
         typer.echo(line, err=form is not None)
-
-
-# `fedrec new`: create a module with a new component.
-
-
-def new(
-    kind: Annotated[
-        str,
-        typer.Argument(help="dataset, split, model, step, strategy, baseline, metric or attack."),
-    ],
-    name: Annotated[
-        str, typer.Argument(help="Name of the component, such as my-idea, which is my_idea:MyIdea.")
-    ],
-    into: Annotated[Path, typer.Option(help="Folder of both new files.")] = Path(),
-) -> None:
-    """Create a module with a working component, and its contract test."""
-    file, test, full_name = write_component(kind, name, into)
-    typer.echo(f"wrote {file} and {test}")
-    typer.echo(f'Use it in experiments as "{full_name}", with its folder on Python\'s path')
-    typer.echo("(export PYTHONPATH=.); pytest runs its contract test.")
 
 
 # `fedrec export`: the model of a finished run for devices.

@@ -4,28 +4,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from shlex import quote
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from clients.steps.statistics import SufficientStatistics
+from fedrec.components.registry import STEP, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.report.inputs import inputs_line
+from fedrec.report.inputs import inputs_line, system_inputs
+from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import shown_together
-from fedrec.runs.ids import runs_directory, stamp
+from fedrec.report.rows import epsilon_of, system_rows
+from fedrec.report.summary import result_lines, summary_table
+from fedrec.runs.ids import default_folder, runs_directory, stamp
 from fedrec.runs.result import Result
+from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Progress
 from simulations import runner
 from simulations.cli import options, studies
-from simulations.cli.finishing import finish, watched
-from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
-from simulations.demo import ROWS
-from simulations.demo import demo as demonstrate
+from simulations.cli.options import Quiet, RunOutput, interruptible, overrides_of, setting_option
 from simulations.own_table import OwnTable
+from simulations.studies.runs import run_once
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
 Unrated = Annotated[
@@ -115,7 +121,16 @@ def run(
             fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or"
             " fedrec run --data ratings.csv",
         )
-    finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
+    folder = output or default_folder(wanted)
+    if overwrite and not go_on and (folder / "run.json").is_file():
+        runner.discard(folder)
+
+    def work(callbacks: list) -> Result:
+        if go_on:
+            return run_once(wanted, folder, callbacks).read_result()
+        return runner.run(wanted, output=folder, callbacks=callbacks)
+
+    _watched(folder, quiet, work)
 
 
 def resume(
@@ -129,14 +144,36 @@ def resume(
     if (folder / "sweep.json").is_file():
         studies.resume(folder, quiet)
         return
-    watched(
+    _watched(
         folder, quiet, lambda callbacks: runner.resume(folder, overrides or [], callbacks=callbacks)
     )
 
 
-# `fedrec demo`: five runs, one table and a report, offline.
+# `fedrec demo`: all runs have the same synthetic users and test users, and work offline.
 
 _METRIC = "hits@10"
+
+
+class _DemoRow(NamedTuple):
+    """One system of the demonstration: its name in the table, the shipped experiment that has it,
+    the label of the baseline (None: the federated system), and a description in one line."""
+
+    system: str
+    experiment: str
+    label: str | None
+    what: str
+
+
+_ROWS = (
+    _DemoRow("popularity", "linear-synthetic", "popularity", "one list for all users"),
+    _DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
+    _DemoRow("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
+    _DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
+    _DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
+    _DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
+    _DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
+    _DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums"),
+)
 
 
 def demo(
@@ -145,38 +182,88 @@ def demo(
     """Train PrivRec on Ray in one stage, in two stages and with differential privacy, and linear
     systems and popularity, on synthetic data; print a table and write a report. Works offline."""
     folder = output or runs_directory() / f"demo-{stamp()}"
-    shown: list[Progress] = []
-    results: list[Result] = []
-
-    def watched() -> list[Progress]:
-        shown.append(Progress())
-        return shown[-1:]
-
-    def show(result: Result) -> None:
-        shown[-1].close()
-        results.append(result)
-
-    rows, page = demonstrate(folder, callbacks=watched, show=show)
-    _print(rows, results)
+    results: dict[str, Result] = {}
+    for name in dict.fromkeys(row.experiment for row in _ROWS):
+        experiment = load(name)
+        if experiment.engine.name == "ray":  # to show it: one node is faster for such short runs
+            experiment = load(name, ["engine.nodes=2"])
+        with closing(Progress()) as progress:
+            results[name] = runner.run(experiment, output=folder / name, callbacks=[progress])
+    page = folder / "report.html"
+    title = "Federated recommenders, with and without differential privacy"
+    write_atomically(page, report(list(results.values()), title=title))
+    _print_demo(results)
     typer.echo(f"report: {page}")
 
 
-def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
+def _print_demo(results: Mapping[str, Result]) -> None:
+    """Print the table of the results by experiment."""
     table = Table("system", _METRIC, "epsilon", "description")
-    for row in ROWS:
-        epsilon = rows[row.system]["epsilon"]
-        private = epsilon is not None and math.isfinite(epsilon)
-        spent = f"{epsilon:.2f}" if private else "-"
-        table.add_row(row.system, f"{rows[row.system][_METRIC]:.3f}", spent, row.what)
+    inputs = {}
+    for row in _ROWS:
+        result = results[row.experiment]
+        label = row.label or result.experiment.name
+        inputs[row.system] = system_inputs(result).get(label)
+        epsilon = epsilon_of(result, label)
+        spent = f"{epsilon:.2f}" if epsilon is not None and math.isfinite(epsilon) else "-"
+        table.add_row(row.system, f"{system_rows(result)[label][_METRIC]:.3f}", spent, row.what)
     console = Console()
     console.print(table)
-    private = next(result for result in results if result.privacy)
-    count = len(results[0].users)
-    seed = results[0].experiment.seed
-    console.print(f"The same {count} test users in each row, seed {seed}.", highlight=False)
+    every = list(results.values())
+    private = next(result for result in every if result.privacy)
+    count = len(every[0].users)
     for line in [
-        inputs_line({row.system: rows[row.system]["inputs"] for row in ROWS}),
+        f"The same {count} test users in each row, seed {every[0].experiment.seed}.",
+        inputs_line(inputs),
         *private.privacy[:1],
-        *shown_together([result.folder for result in results]),
+        *shown_together([result.folder for result in every]),
     ]:
         console.print(line, highlight=False)
+
+
+# Progress, interruptions and results of a run.
+
+
+def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
+    """Run the work and print the results; after Ctrl-C, print the command that resumes the run."""
+    resume = f"continue with: fedrec resume {quote(str(folder))}"
+    with interruptible(resume), closing(Progress()) as progress:
+        result = work([] if quiet else [progress])
+    if not quiet:
+        print_table(result)
+        _print_next(result)
+        typer.echo("Run folder:", err=True)
+    typer.echo(result.folder)
+    return result
+
+
+def print_table(result: Result) -> None:
+    """Print the results of a finished run, and its privacy cost."""
+    console = Console()
+    console.print(summary_table(result))
+    for line in result_lines(result):
+        # without wrapping, so that a private run has few lines
+        console.print(line, highlight=False, soft_wrap=result.experiment.privacy is not None)
+
+
+def _print_next(result: Result) -> None:
+    """Print suggested next commands after a finished run to standard error."""
+    experiment = result.experiment
+    run = quote(str(result.folder))
+    lines = [
+        f"fedrec report {run} -o report.html",
+        f"fedrec compare {run} OTHER-RUN",
+        f"fedrec sweep {quote(str(result.folder / 'experiment.toml'))} --seeds 3",
+    ]
+    if experiment.federated and experiment.dataset.name == "table":
+        lines.insert(1, f"fedrec recommend {run} --top 20 -o lists.csv")
+    watch = experiment.early_stopping
+    calibrated = experiment.privacy is not None and experiment.privacy.epsilon is not None
+    if watch is not None and result.early_stopping.get("stopped"):
+        lines.append(f"fedrec resume {run} --set early-stopping.patience={2 * watch.patience}")
+    elif experiment.federated and not calibrated:  # noise is calibrated to all rounds
+        step = resolve(STEP, experiment.step.name)
+        if not issubclass(step, SufficientStatistics):  # which are the same in each round
+            lines.append(f"fedrec resume {run} --set rounds={2 * experiment.rounds}")
+    for line in ("Next:", *(f"  {line}" for line in lines)):
+        typer.echo(line, err=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -18,8 +19,7 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Law
 from fedrec.runs.ids import runs_directory, stamp
 from simulations.cli import options
-from simulations.cli.finishing import interruptible, wide_console
-from simulations.cli.options import Named
+from simulations.cli.options import Named, interruptible, wide_console
 from simulations.reproduce.recorded import (
     NOT_HERE,
     UNRECORDED,
@@ -32,13 +32,12 @@ from simulations.reproduce.recorded import (
 )
 from simulations.studies import tables
 from simulations.studies.declaration import Study
-from simulations.studies.private import CHOSEN
 from simulations.studies.runs import folder_of, run_study, selected
-from simulations.studies.search import grid
+from simulations.studies.search import SweepPlan, grid, plan_of
 from simulations.studies.search import overrides as texts_of
-from simulations.studies.sweep import SweepFolder, SweepPlan, SweepResult, chosen_file, plan_of
+from simulations.studies.sweep import CHOSEN, SweepFolder, SweepResult, chosen_file
 from simulations.studies.sweep import sweep as run_sweep
-from simulations.studies.tables import Tables, cells_of, duration
+from simulations.studies.tables import cells_of, duration
 
 # `fedrec sweep`: run one experiment with many settings and seeds.
 
@@ -285,21 +284,16 @@ def _reproduce(
 ) -> dict[str, str]:
     """Run and print a study, or some of its tasks, and return the errors of failed tasks."""
     folder = folder_of(study, path, quick=quick)
-    jobs = selected(study.jobs(folder.path, seeds, quick=quick), only)
-
-    def say(text: str) -> None:
-        typer.echo(f"{study.name}: {text}", err=True)
-
+    jobs = selected(study.jobs(folder, seeds, quick=quick), only)
     with interruptible("repeat the command to continue"):
-        failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
+        failures = run_study(folder, jobs, workers=workers, name=study.name)
     printed = published(study.paper, study.item, study.published)
-    _print_tables(study, tables.write(study, folder.path, jobs, printed, quick=quick))
-    typer.echo(folder.path)
+    _print_tables(study, *tables.write(study, folder, jobs, printed, quick=quick))
+    typer.echo(folder)
     return failures
 
 
-def _print_tables(study: Study, results: Tables) -> None:
-    table = results.comparison
+def _print_tables(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
     several = len(set(table["dataset"])) > 1
     named = ("dataset", "model", "metric") if several else ("model", "metric")
     shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
@@ -313,7 +307,7 @@ def _print_tables(study: Study, results: Tables) -> None:
         shown.add_row(*(row if stated else row[:-1]))
     console = wide_console(_FILE_WIDTH)
     console.print(shown)
-    for note in [*results.compared, *results.notes]:
+    for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 

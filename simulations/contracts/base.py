@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base of all contracts: a small experiment with the component, and checks of its name and
-settings."""
+settings; and the contracts that share their tests: of samplers, callbacks, mechanisms,
+perturbations, compressions and poisoning attacks."""
 
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +17,30 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_equal
 
-from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
+from fedrec.components.registry import (
+    ATTACK,
+    BASELINE,
+    CALLBACK,
+    COMPRESSION,
+    MECHANISM,
+    METRIC,
+    PERTURBATION,
+    POISONING,
+    SAMPLER,
+    Kind,
+    resolve,
+)
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import TrainingData
+from fedrec.data.population import Population, read_interactions
+from fedrec.data.splits.rules import partition_by
 from fedrec.errors import ComponentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.protocol.updates import SparseUpdate
+from fedrec.rng import Reproducible, stream
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations import runner
@@ -94,7 +113,7 @@ class Contract:
         section = Section.model_validate({**self.section(), **others})
         return component_settings(self.kind, section)
 
-    def placed(self) -> dict[str, Any]:
+    def _placed(self) -> dict[str, Any]:
         """Sections of an experiment with the component; empty for a baseline or metric, which
         `[evaluation]` names, or for an attack."""
         named_elsewhere = self.kind in (ATTACK, BASELINE, METRIC)
@@ -102,7 +121,7 @@ class Contract:
 
     def small(self, *overrides: str, **sections: Any) -> Experiment:
         """The small experiment with the component in it."""
-        table = {**copy.deepcopy(SMALL), **copy.deepcopy(dict(self.experiment)), **self.placed()}
+        table = {**copy.deepcopy(SMALL), **copy.deepcopy(dict(self.experiment)), **self._placed()}
         return load(
             {**table, **{name.replace("_", "-"): value for name, value in sections.items()}},
             overrides,
@@ -208,3 +227,127 @@ def assert_close(
         atol = 2e-6 * max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
         value = np.asarray(arrays[name], dtype=np.float64)
         assert_allclose(value, expected, rtol, atol, err_msg=f"{what}: {name!r} differs")
+
+
+_CLIENTS = 2 * np.arange(40) + 7
+_SIZE = 1000
+
+
+class _OtherContract(RunContract):
+    """Base of these contracts: a component is created from its settings, gives the same result for
+    the same seed, alone and in a resumed run, and does not change its input."""
+
+    @abstractmethod
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        """Result of a new component with a seed, as named arrays."""
+
+    def test_it_is_a_function_of_its_seed_and_changes_no_input(self) -> None:
+        """Check for equal results with one seed, and, if `random`, different ones with another."""
+        assert_seeded(self._applied, same_bits, self.random)
+
+
+class SamplerContract(_OtherContract):
+    """Contract of a sampler: subclass it and set `component` to a `Sampler`."""
+
+    kind = SAMPLER
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        clients = _CLIENTS.copy()
+        sampler = self.cls(self.config(), clients, seed)
+        with unchanged({"clients": clients}):
+            return {str(number): sampler.sample(number) for number in range(1, 9)}
+
+
+class CallbackContract(_OtherContract):
+    """Contract of a callback: subclass it and set `component` to a `Callback`."""
+
+    kind = CALLBACK
+    random = False
+
+    def _placed(self) -> dict[str, Any]:
+        """Section with the list of callbacks."""
+        return {"callbacks": [self.section()]}
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        row = {"round": 1, "loss": 0.5, "hits@5": 0.25}
+        before = dict(row)
+        stops = self.cls(self.config()).after_round(row, 0.1)
+        assert_equal(row, before, "the row of a round")
+        return {"stops": np.array(bool(stops))}
+
+
+class MechanismContract(_OtherContract):
+    """Contract of a mechanism: subclass it and set `component` to a `Mechanism`."""
+
+    kind = MECHANISM
+
+    def _placed(self) -> dict[str, Any]:
+        """Section `[privacy]` with the mechanism."""
+        table = {"clip-norm": 1.0, "noise-multiplier": 1.0, "mechanism": self.section()}
+        return {"privacy": table}
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        mechanism = self.cls(self.config(), self.section()["name"])
+        memory: dict[str, np.ndarray] = {}
+        return {
+            str(number): mechanism.draw("x", _SIZE, memory, Reproducible(seed), number)
+            for number in range(1, 5)
+        }
+
+
+class PerturbationContract(_OtherContract):
+    """Contract of a perturbation: subclass it and set `component` to a `Perturbation`."""
+
+    kind = PERTURBATION
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        experiment = self.small()
+        interactions = read_interactions(experiment)
+        split = partition_by(experiment.split, 0, interactions)
+        rated = experiment.task == "rating" or experiment.positive_above is not None
+        rows = interactions.with_rows(split.train_rows)
+        with unchanged(columns_of(rows)):
+            data = TrainingData(rows, split.training_clients, rated)
+            return columns_of(self.cls(self.config(), seed).perturb(data).rows)
+
+
+class CompressionContract(_OtherContract):
+    """Contract of a compression: subclass it and set `component` to a `Compression`."""
+
+    kind = COMPRESSION
+    random = False
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        random = np.random.default_rng(0)
+        table = random.normal(size=(6, 16)).astype(np.float32)
+        rows = np.array([1, 4, 5, 17, 36, 299])
+        change_of_rows = SparseUpdate((300, 16), rows, table)
+        codec = self.cls(self.config())
+        sent: dict[str, np.ndarray] = {}
+        with unchanged({"values": table, "rows": rows}):
+            for name, change in (("all", table), ("rows", change_of_rows)):
+                payload = codec.encode(change, stream(seed, "client"))
+                sent |= {f"{name}/{key}": value for key, value in payload.items()}
+        return sent
+
+
+class PoisoningContract(_OtherContract):
+    """Contract of a poisoning attack: subclass it and set `component` to a `Poisoning`."""
+
+    kind = POISONING
+    random = False
+
+    def _placed(self) -> dict[str, Any]:
+        """Section of the adversary, with the component as its attack."""
+        return {"adversary": {"attack": self.section(), "clients": 4, "targets": 2}}
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        known = Population.of(self.small()).adversary
+        if known is None:
+            pytest.fail("the experiment has no adversary")
+        attack = self.cls(self.config())
+        with unchanged({"malicious": known.malicious}):
+            return {
+                str(client): np.asarray(attack.profile(known, stream(seed, "contract", client)))
+                for client in known.malicious.tolist()
+            }

@@ -57,14 +57,14 @@ class DatasetContract(Contract):
         experiment = super().small(*overrides, **sections)
         return experiment.model_copy(update={"positive_above": None})
 
-    def read(self) -> Interactions:
+    def _read(self) -> Interactions:
         """The dataset."""
         return read_interactions(self.small())
 
     def test_feature_names_are_those_of_the_data(self) -> None:
         """Check that stated feature names match the data, and that there is a row for each user."""
         stated = reader_of(self.small()).feature_names()
-        data = self.read()
+        data = self._read()
         assert data.user_features.rows == data.num_users, "user features do not match the users"
         names = FeatureNames.of(data.user_features, data.item_features)
         assert stated in (None, names), f"stated features {stated}, actual features {names}"
@@ -73,9 +73,9 @@ class DatasetContract(Contract):
         """Check for the same rows in the same order, for any state of the global random
         generators."""
         np.random.seed(1)
-        first = self.read()
+        first = self._read()
         np.random.seed(2)
-        again = self.read()
+        again = self._read()
         assert first.fingerprint() == again.fingerprint(), "two reads give different rows"
         same = np.array_equal(first.users, again.users) and np.array_equal(first.items, again.items)
         same = same and list(first.item_ids) == list(again.item_ids)
@@ -273,9 +273,9 @@ def _histories() -> Histories:
     return Histories(11, offsets, np.concatenate(lists).astype(np.int64), np.arange(7))
 
 
-KS = (2, 5)
-USERS = 9
-ITEMS = 12
+_KS = (2, 5)
+_USERS = 9
+_ITEMS = 12
 _OF_ITEMS = ("popularity", "targets")  # masks that are not of users
 
 
@@ -291,7 +291,7 @@ class MetricContract(Contract):
         all users, equal from sums over parts. The input stays unchanged."""
         low, high = self.cls.range
         section = Section.model_validate(self.section())
-        metrics = Metrics(self.cls.task, EvaluationConfig(ks=KS, metrics=(section,)))
+        metrics = Metrics(self.cls.task, EvaluationConfig(ks=_KS, metrics=(section,)))
         if issubclass(self.cls, RatingMetric):
             values = metrics.of_ratings(_ratings())
             means = metrics.means(values)
@@ -299,14 +299,14 @@ class MetricContract(Contract):
         else:
             scores, masks = _everybody()
             with unchanged({"scores": scores, **masks}):
-                users = _evaluated(metrics, scores, masks, slice(0, USERS))
-            parts = (slice(0, 4), slice(4, USERS))
+                users = _evaluated(metrics, scores, masks, slice(0, _USERS))
+            parts = (slice(0, 4), slice(4, _USERS))
             halves = Evaluated.joined(_evaluated(metrics, scores, masks, part) for part in parts)
             values = users.columns
             means = users.means(metrics)
             in_parts = halves.means(metrics)
         metric = self.cls(self.config())
-        columns = {metric.column(k) for k in (KS if metric.has_k else KS[:1])}
+        columns = {metric.column(k) for k in (_KS if metric.has_k else _KS[:1])}
         wanted = {column: means[column] for column in columns}
         assert_close(in_parts, wanted, "users in two parts", 1e-9)
         for column in columns:
@@ -332,8 +332,8 @@ class MetricContract(Contract):
 def _everybody() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Scores and masks of a few users; the last user has no held-out rows."""
     random = torch.Generator().manual_seed(5)
-    scores = torch.rand(USERS, ITEMS, generator=random)
-    draws = torch.rand(USERS, ITEMS, generator=random)
+    scores = torch.rand(_USERS, _ITEMS, generator=random)
+    draws = torch.rand(_USERS, _ITEMS, generator=random)
     known = draws < 0.3
     relevant = (draws > 0.3) & (draws < 0.6)
     relevant[-1] = False
@@ -347,8 +347,8 @@ def _evaluated(
 ) -> Evaluated:
     """Evaluate some of the users with the metric."""
     parts = {name: mask if name in _OF_ITEMS else mask[part] for name, mask in masks.items()}
-    block = RankedBlock(scores[part], ks=KS, **parts)
-    return Evaluated(np.arange(USERS)[part], metrics.of_block(block), metrics.sums(block))
+    block = RankedBlock(scores[part], ks=_KS, **parts)
+    return Evaluated(np.arange(_USERS)[part], metrics.of_block(block), metrics.sums(block))
 
 
 def _ratings() -> RatedBlock:

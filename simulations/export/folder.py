@@ -36,7 +36,7 @@ from clients.node import Node
 from clients.step import Step, private_names
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryModel, Model, Parameters
+from fedrec.models.base import HistoryModel, Model
 from fedrec.runs.ids import id_lines
 from fedrec.runs.result import Result
 from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically, write_json
@@ -62,7 +62,7 @@ def export(
         result: result of the run.
         folder: new or empty folder.
         user: id, as in the data, of the device's user; None: any user.
-        new_items: file of items that the run did not have, see `simulations.later_data`.
+        new_items: file of items that the run did not have, see `fedrec recommend`.
 
     Raises:
         ExperimentError: a package is missing, the run has no federated system, the server generates
@@ -70,7 +70,10 @@ def export(
         DataError: the user is not in the data, or the data have changed.
         RunError: the folder is not empty.
     """
-    _require_packages()
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        problem = f"exporting needs {missing[0]}"
+        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
     require_new_folder(folder)
     population = population_of(result)
     if new_items is not None:
@@ -97,13 +100,6 @@ def export(
         with open_atomically(folder / "user.npz") as file:
             np.savez(file, allow_pickle=False, **arrays)
         write_atomically(folder / "rows.csv", _rows(node, client))
-
-
-def _require_packages() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        problem = f"exporting needs {missing[0]}"
-        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
 
 
 def _inputs(node: Node, client: int) -> dict[str, Tensor]:
@@ -197,7 +193,12 @@ class _Scoring(nn.Module):
         if self._prepared is not None:
             return self._prepared(given[HISTORY][None, None])[0, 0]
         private = {name: value[None] for name, value in given.items() if not _of_rows(name)}
-        return _scores(self._model, {**self._shared, **private}, given)
+        parameters = {**self._shared, **private}
+        if isinstance(self._model, HistoryModel):
+            return self._model.history_scores(parameters, given[HISTORY][None, None])[0, 0]
+        codes = tuple(value[None] for name, value in given.items() if name.startswith(FEATURE))
+        items = torch.arange(self._model.schema.num_items)
+        return self._model.predict(parameters, codes, items[None])[0]
 
 
 def _graph_of(
@@ -245,11 +246,3 @@ def _stable_sort(
 def _of_rows(name: str) -> bool:
     """True if an input comes from a user's rows or features, and is not a parameter."""
     return name == HISTORY or name.startswith(FEATURE)
-
-
-def _scores(model: Model, parameters: Parameters, given: Mapping[str, Tensor]) -> Tensor:
-    if isinstance(model, HistoryModel):
-        return model.history_scores(parameters, given[HISTORY][None, None])[0, 0]
-    codes = tuple(value[None] for name, value in given.items() if name.startswith(FEATURE))
-    items = torch.arange(model.schema.num_items)
-    return model.predict(parameters, codes, items[None])[0]

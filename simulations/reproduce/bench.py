@@ -79,7 +79,7 @@ def cell(
         chosen: further overrides by protocol.
     """
     overrides = [*set, *(chosen or {}).get(protocol, ())]
-    result = finished(job, protocol_table(table, split, experiment, label, overrides, tried))
+    result = finished(job, _protocol_table(table, split, experiment, label, overrides, tried))
     yield from values(result, dataset, {label: row}, {name: name for name in METRICS})
     for name, value in _further(result, label).items():
         yield Found(dataset, row, name, value, lower_is_better=True)
@@ -93,7 +93,7 @@ def cell(
         file.unlink()
 
 
-def protocol_table(
+def _protocol_table(
     dataset: Mapping[str, Any],
     split: Mapping[str, Any],
     experiment: str,

@@ -36,7 +36,7 @@ _KEY = re.compile(r"\{([\w-]+)(?::([^{}]*))?\}")
 _WIDE = re.compile(r"\d{4}")  # a width or precision that no text needs
 
 
-def filled(value: Any, texts: Mapping[str, Any], used: set[str] | None = None) -> Any:
+def _filled(value: Any, texts: Mapping[str, Any], used: set[str] | None = None) -> Any:
     """Replace all `{key}` in the texts of a value, also within tables and lists; a text that is
     only `{key}` becomes the key's value.
 
@@ -47,11 +47,11 @@ def filled(value: Any, texts: Mapping[str, Any], used: set[str] | None = None) -
     """
     if isinstance(value, Mapping):
         return {
-            str(filled(key, texts, used)): filled(entry, texts, used)
+            str(_filled(key, texts, used)): _filled(entry, texts, used)
             for key, entry in value.items()
         }
     if isinstance(value, list):
-        return [filled(entry, texts, used) for entry in value]
+        return [_filled(entry, texts, used) for entry in value]
     if not isinstance(value, str):
         return value
     keys = {match[1] for match in _KEY.finditer(value)} & texts.keys()
@@ -117,20 +117,21 @@ def _reduced(value: Any) -> Any:
     """A value with numbers of at most `_MOST` in its tables, and without settings for parameters of
     features that synthetic items do not have."""
 
-    def is_present(name: object) -> bool:
-        return not any(feature in str(name) for feature in _ABSENT)
-
     if isinstance(value, Mapping):
         return {
             key: min(inner, _MOST[key])
             if key in _MOST and isinstance(inner, int)
             else _reduced(inner)
             for key, inner in value.items()
-            if is_present(key)
+            if not _of_absent(key)
         }
     if isinstance(value, list):
-        return [_reduced(entry) for entry in value if is_present(entry)]
+        return [_reduced(entry) for entry in value if not _of_absent(entry)]
     return value
+
+
+def _of_absent(name: object) -> bool:
+    return any(feature in str(name) for feature in _ABSENT)
 
 
 def _small_baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -276,7 +277,7 @@ class TaskJob(Job):
         texts: dict[str, Any] = {"seed": self.seed}
         if not self.quick:
             texts["data-directory"] = str(data_directory())
-        table = filled(read(source, overrides), texts)
+        table = _filled(read(source, overrides), texts)
         return shrunk(table) if self.quick else table
 
     def experiment(
@@ -459,11 +460,11 @@ def _study(paper: str, item: str, section: Table, names: _Names) -> Study:
         "seeds": section.pop("seeds", 1),
         "first_seed": section.pop("first-seed", 0),
         "best": section.pop("best", False),
-        "compared": tuple(tuple(filled(rows["rows"], rows)) for rows in compared),
+        "compared": tuple(tuple(_filled(rows["rows"], rows)) for rows in compared),
     }
     cases = {"cases": section.pop("tasks")}
     tasks = [_task(table, names, frozenset(section)) for table in _expanded(section | cases, names)]
-    texts = {key: filled(value, section) for key, value in about.items()}
+    texts = {key: _filled(value, section) for key, value in about.items()}
     return Study(paper, item, tasks=tuple(tasks), **texts, **further)
 
 
@@ -476,7 +477,7 @@ def _expanded(table: Table | list[Table], names: _Names) -> Iterator[Table]:
             overrides = [*rest.get("set", []), *entry.get("set", [])]
             yield from _expanded({**rest, **entry, "set": overrides}, names)
     elif "vary" in rest:
-        varied = filled(rest.pop("vary"), rest)
+        varied = _filled(rest.pop("vary"), rest)
         for values in itertools.product(*varied.values()):
             point = dict(zip(varied, values, strict=True))
             text = ", ".join(f"{key}={json.dumps(value)}" for key, value in point.items())
@@ -491,7 +492,7 @@ def _task(table: Table, names: _Names, shared: frozenset[str]) -> Task:
         table["set"] = overrides
     used = set[str]()
     varying = table.pop("varying", ())
-    table = filled(table, table, used)
+    table = _filled(table, table, used)
     used.update(varying if "varied" in used else ())
     sample = table.get("sample", True)
     if not isinstance(sample, bool):  # required values of the task's keys

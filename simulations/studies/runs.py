@@ -10,7 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -301,78 +301,66 @@ def _outcome(job: Job, task: Any) -> str | None:
         ) from None
 
 
-class StudyFolder:
-    """A study on disk.
+def open_folder(
+    path: Path,
+    name: str,
+    kind: str,
+    asked: Mapping[str, Any],
+    free: Sequence[str] = (),
+    *,
+    secret: bool = False,
+) -> Path:
+    """Create the folder of a study, or check that it is that of the same study.
 
     Args:
-        path: path of the folder.
-        about: name of the JSON file that identifies the study.
+        path: the folder.
+        name: name of the JSON file that identifies the study.
         kind: kind of study for errors, such as `sweep`.
+        asked: what identifies the study.
+        free: keys of it that may differ.
+        secret: whether only the owner can read a new folder.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        RunError: the folder has another study, or other contents.
     """
+    path = path.expanduser().resolve()
+    if not (path / name).is_file():
+        require_new_folder(path, expected=f"a new or empty folder, or that of the same {kind}")
+        if secret:
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)
+        write_json(path / name, asked)
+    before = read_part(path / name)
+    if not isinstance(before, dict):
+        raise damaged(path / name, "not a table")
+    other = [key for key in asked if before.get(key) != asked[key] and key not in free]
+    if other:
+        raise RunError(
+            f"{path} holds another {kind}",
+            got=f"{', '.join(other)} differ from its {name}",
+            fix="choose another --output, or give the same experiment and options",
+        )
+    return path
 
-    def __init__(self, path: Path, about: str, kind: str) -> None:
-        self.path = path.expanduser().resolve()
-        self.about = about
-        self.kind = kind
 
-    def open(
-        self, asked: Mapping[str, Any], free: Sequence[str] = (), *, secret: bool = False
-    ) -> None:
-        """Create the folder of a study, or check that it is that of the same study.
+def read_part(file: Path) -> Any:
+    """Read a JSON file of a study.
 
-        Args:
-            asked: what identifies the study.
-            free: keys of it that may differ.
-            secret: whether only the owner can read a new folder.
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        return read_json(file)
+    except (OSError, ValueError) as error:
+        raise damaged(file, error) from None
 
-        Raises:
-            RunError: the folder has another study, or other contents.
-        """
-        if not (self.path / self.about).is_file():
-            expected = f"a new or empty folder, or that of the same {self.kind}"
-            require_new_folder(self.path, expected=expected)
-            if secret:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self.path.chmod(0o700)
-            self.write(self.about, asked)
-        before = self.read(self.about)
-        if not isinstance(before, dict):
-            raise self.damaged(self.about, "not a table")
-        other = [key for key in asked if before.get(key) != asked[key] and key not in free]
-        if other:
-            raise RunError(
-                f"{self.path} holds another {self.kind}",
-                got=f"{', '.join(other)} differ from its {self.about}",
-                fix="choose another --output, or give the same experiment and options",
-            )
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Lock the folder against a second process.
-
-        Raises:
-            RunError: another process holds the lock.
-        """
-        return locked(self.path)
-
-    def read(self, name: str) -> Any:
-        """Read a JSON file.
-
-        Raises:
-            RunError: the file is damaged.
-        """
-        try:
-            return read_json(self.path / name)
-        except (OSError, ValueError) as error:
-            raise self.damaged(name, error) from None
-
-    def write(self, name: str, value: Any) -> None:
-        """Write a JSON file."""
-        write_json(self.path / name, value)
-
-    def damaged(self, name: str, got: object) -> RunError:
-        """Create the error for a damaged file."""
-        fix = "restore it from a backup; the run folders are complete"
-        return unreadable(self.path / name, got, fix)
+def damaged(file: Path, got: object) -> RunError:
+    """Create the error for a damaged file of a study."""
+    return unreadable(file, got, "restore it from a backup; the run folders are complete")
 
 
 # Execution of a study: finished jobs are skipped, interrupted jobs continue in their run folders.
@@ -381,8 +369,8 @@ class StudyFolder:
 #     tasks/NAME-seedN/    run folders of a task, and found.json once it is done
 
 
-def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
-    """Open the folder of a study, or create it.
+def folder_of(study: Study, path: Path, *, quick: bool) -> Path:
+    """Open the folder of a study, or create it, and return its absolute path.
 
     Args:
         study: the study.
@@ -392,9 +380,8 @@ def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
     Raises:
         RunError: `path` has other contents.
     """
-    folder = StudyFolder(path, "study.json", "study")
-    folder.open({"paper": study.paper, "item": study.item, "quick": quick})
-    return folder
+    asked = {"paper": study.paper, "item": study.item, "quick": quick}
+    return open_folder(path, "study.json", "study", asked)
 
 
 def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
@@ -419,12 +406,11 @@ def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
 
 
 def run_study(
-    folder: StudyFolder,
+    folder: Path,
     jobs: Sequence[TaskJob],
     *,
     workers: int = 1,
-    quiet: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    name: str | None = None,
 ) -> dict[str, str]:
     """Run the remaining jobs of a study.
 
@@ -432,8 +418,8 @@ def run_study(
         folder: folder of the study.
         jobs: jobs of the study.
         workers: number of jobs at a time; more than 1 are Ray tasks.
-        quiet: whether to print no progress.
-        say: called with a line about the duration.
+        name: name of the study, before a line about the duration and other progress on standard
+            error; None: nothing is printed.
 
     Returns:
         Errors of failed jobs by name; the same call repeats these jobs.
@@ -442,12 +428,13 @@ def run_study(
         FedrecError: an error of data, engine or disk; earlier results remain.
     """
     failures: dict[str, str] = {}
-    with folder.lock():
+    with locked(folder):
         left = [job for job in jobs if job.results() is None]
         seconds = sum(3.0 if job.quick else job.task.seconds for job in left)
         done = len(jobs) - len(left)
         more = f", the others take about {duration(seconds)} on two cores" if left else ""
-        say(f"{done} of {len(jobs)} tasks are done{more}")
+        if name is not None:
+            print(f"{name}: {done} of {len(jobs)} tasks are done{more}", file=sys.stderr)
         if left:
             ended = execute(
                 iter(left),
@@ -456,7 +443,7 @@ def run_study(
                 done=done,
                 word="task",
                 workers=workers,
-                quiet=quiet,
+                quiet=name is None,
             )
             deque(ended, maxlen=0)
     return failures

@@ -8,7 +8,7 @@ folder:
     runs/0001-seed0/   run folders: number of the setting, seed
     runs.csv           one row per run: settings, seed, state, metrics
     settings.csv       one row per setting: means over seeds and their standard deviations
-    chosen/            under private choice: the published run (`simulations.studies.private`)
+    chosen/            under private choice: the published run
 
 Under private choice only the owner can read the folder (mode 0700), because only `chosen/` may be
 published.
@@ -21,219 +21,41 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel
 
 from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
 from fedrec.experiment.loading import load, read
-from fedrec.experiment.schema import Experiment
-from fedrec.privacy.accounting.accountant import Law, RandomTrials
 from fedrec.report.privacy_total import PrivacyTotal, total_of
-from fedrec.runs.folder import RunFolder
-from fedrec.runtime.files import write_atomically
+from fedrec.runs.folder import RunFolder, locked
+from fedrec.runs.result import Result
+from fedrec.runtime.files import write_atomically, write_json
 from server.callbacks.base import Callback
+from server.checkpoint import Checkpoints, State
+from server.early_stopping import ending
 from simulations.studies.declaration import Job
-from simulations.studies.private import CHOSEN, ChoiceCost, choice_stream, cost_of, publish
-from simulations.studies.runs import StudyFolder, execute, run_once
+from simulations.studies.runs import damaged, execute, open_folder, read_part, run_once
 from simulations.studies.search import (
-    MOST,
+    ChoiceCost,
     Point,
-    Space,
-    drawn,
-    grid,
-    installed,
+    SweepPlan,
     overrides,
-    proposed,
-    space_of,
     toml_value,
-    unlike,
 )
 
 SWEEP = "sweep.json"
-TRIALS = 20
-"""Default number of settings that `optimise` tries."""
+CHOSEN = "chosen"
+"""Publishable folder of a sweep."""
+_PRIVATE = ("created", "command")  # end and location of the sweep
 LEAK = "leak"
 """Column of runs in which negatives leaked held-out items (`fedrec.experiment.schema`)."""
-_SEEDS = 2**53  # integers that all JSON readers represent exactly
-Method: TypeAlias = Literal["grid", "random", "optimise", "private"]
-
-
-class SweepPlan(BaseModel, frozen=True, extra="forbid"):
-    """Plan of a sweep.
-
-    Attributes:
-        experiment: table of the experiment that is varied, without defaults.
-        vary: varied keys and values, see `space_of`; empty if only the seed varies.
-        seeds: seeds of each setting's runs; under private choice one per trial.
-        method: how settings are found.
-        trials: number of settings.
-        aims: metrics for selection, such as `hits@10` or `epsilon`; none: no setting is selected.
-        private: private choice of one setting; None: not private.
-    """
-
-    experiment: dict[str, Any]
-    vary: tuple[str, ...]
-    seeds: tuple[int, ...]
-    method: Method
-    trials: int
-    aims: tuple[str, ...] = ()
-    private: RandomTrials | None = None
-
-    @cached_property
-    def space(self) -> Space:
-        """Search space of the sweep."""
-        return space_of(self.vary)
-
-    @cached_property
-    def cost(self) -> ChoiceCost | None:
-        """Cost of a private choice; None for other sweeps.
-
-        Raises:
-            ExperimentError: see `cost_of`.
-        """
-        if self.private is None:
-            return None
-        return cost_of(self.experiment, self.space, self.private, self.aims[0])
-
-    @property
-    def runs_each(self) -> int:
-        """Number of runs of each setting."""
-        return len(self.seeds) if self.private is None else 1
-
-    def at(self, point: Point, seed: int) -> Experiment:
-        """Experiment of a run.
-
-        Raises:
-            ExperimentError: the settings are inconsistent, or would be selected on test rows.
-        """
-        experiment = load(self.experiment, [*overrides(point), f"seed={seed}"])
-        if self.aims and experiment.evaluation.held_out == "test":
-            raise ExperimentError(
-                "settings cannot be selected on test users",
-                expected="evaluation.held-out = 'validation' in a sweep with aims",
-                got="'test', on which the selected setting is evaluated later",
-                fix="--set evaluation.held-out=validation, with validation rows in the split, such "
-                "as --set split.validation-users=0.1; where validation users train, "
-                "--set split.validation-role=held-out",
-            )
-        return experiment
-
-    def lower_is_better(self, aim: str) -> bool:
-        """True if smaller values of an aim are better."""
-        return lower_is_better(aim, load(self.experiment).evaluation)
-
-    def next_point(
-        self, tried: Sequence[Point], values: Callable[[], Mapping[int, Sequence[float]]]
-    ) -> Point | None:
-        """Next setting to try; None if there are no more.
-
-        Args:
-            tried: the settings so far.
-            values: returns the aims of ended settings by number; NaN for failed runs.
-
-        Raises:
-            ExperimentError: Optuna is required but not installed.
-        """
-        number = len(tried)
-        seed = self.seeds[0] if self.seeds else 0
-        if number >= self.trials:
-            return None
-        if self.method == "grid":
-            return grid(self.space)[number]
-        if self.private is not None:  # uniformly, whatever was tried before
-            points = grid(self.space)
-            draws = choice_stream(load(self.experiment), "setting", number)
-            return points[int(draws.integers(len(points)))]
-        if self.method == "random":
-            return unlike(tried, lambda attempt: drawn(self.space, seed, number, attempt))
-        directions = ["minimize" if self.lower_is_better(aim) else "maximize" for aim in self.aims]
-        ended = values()
-        return unlike(
-            tried, lambda attempt: proposed(self.space, seed, directions, tried, ended, attempt)
-        )
-
-
-def plan_of(
-    source: str | Path | Mapping[str, Any],
-    fixed: Iterable[str] = (),
-    vary: Iterable[str] = (),
-    *,
-    seeds: int = 1,
-    trials: int | None = None,
-    optimise: Sequence[str] = (),
-    choose: Sequence[str] = (),
-    private: Law | None = None,
-) -> SweepPlan:
-    """Plan a sweep from command-line options; all settings of a grid are checked before the first
-    run. A private choice has a random number of trials, one split, and a seed per trial.
-
-    Args:
-        source: a TOML file, the name of a shipped experiment, or a table.
-        fixed: overrides of all runs.
-        vary: varied keys and values, see `space_of`.
-        seeds: runs per setting, with consecutive seeds from the experiment's.
-        trials: number of random settings; default: the grid, or 20 with `optimise`.
-        optimise: at most two aims for Optuna's proposals.
-        choose: aims for selecting from a grid or from random settings afterwards.
-        private: distribution of the number of trials (mean: `trials`) of a private choice.
-
-    Raises:
-        ExperimentError: options are inconsistent, or settings would be selected on test users.
-    """
-    table = read(source, fixed)
-    space = space_of(vary := tuple(vary))
-    base = load(table)
-    aims = tuple(optimise or choose)
-    count = 1 if trials is None else trials
-    varied = bool(space) or not (optimise or trials)
-    one_each = seeds == 1 and len(choose) == 1
-    rules = (
-        (1 <= seeds <= MOST, f"invalid number of seeds, {seeds}", f"--seeds 3, 1 to {MOST}"),
-        (1 <= count <= MOST, f"invalid number of trials, {trials}", f"--trials 20, 1 to {MOST}"),
-        (not (optimise and choose), "--optimise and --choose exclude each other", "leave one out"),
-        (len(aims) <= 2, f"{len(aims)} metrics, more than two", "leave some out"),
-        (varied, "no keys to vary", "--vary KEY=[..] or KEY={low=.., high=..}"),
-        (
-            private is None or one_each,
-            "a private choice needs one metric and one run per trial",
-            "--choose hits@10 without --seeds (they are drawn); more trials: --trials",
-        ),
-    )
-    for holds, problem, fix in rules:
-        if not holds:
-            raise ExperimentError(problem, fix=fix)
-    table = {**table, "engine": {"name": "serial", **table.get("engine", {})}}
-    method: Method = "optimise" if optimise else "random" if trials else "grid"
-    choice = None
-    chosen_seeds = range(base.seed, base.seed + seeds)
-    if private is not None:
-        method = "private"
-        choice = RandomTrials(private, trials or TRIALS)
-        trials = choice.draw(choice_stream(base, "trials"))
-        chosen_seeds = choice_stream(base, "seeds").integers(_SEEDS, size=trials).tolist()
-        table["split-seed"] = base.seed_of_split
-    points = grid(space) if method in ("grid", "private") else [{}]
-    plan = SweepPlan(
-        experiment=table,
-        vary=vary,
-        seeds=tuple(chosen_seeds),
-        method=method,
-        trials=len(points) if method == "grid" else TRIALS if trials is None else trials,
-        aims=aims,
-        private=choice,
-    )
-    for point in points:
-        plan.at(point, base.seed)  # raises errors
-    return plan
 
 
 @dataclass(frozen=True)
@@ -263,7 +85,7 @@ class _SweepJob(Job):
         run_once(self.plan.at(self.point, self.seed), self.folder, callbacks)
 
 
-class SweepFolder(StudyFolder):
+class SweepFolder:
     """A sweep on disk.
 
     Args:
@@ -277,14 +99,14 @@ class SweepFolder(StudyFolder):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, SWEEP, "sweep")
+        self.path = path.expanduser().resolve()
         self._values: dict[str, dict[str, float]] = {}
         self.failures: dict[str, str] = {}
         try:
-            self.plan = SweepPlan.model_validate(self.read(SWEEP))
+            self.plan = SweepPlan.model_validate(read_part(self.path / SWEEP))
             self.plan.space  # noqa: B018  # malformed texts are damage, too
         except (ValueError, ExperimentError) as error:
-            raise self.damaged(SWEEP, error) from None
+            raise damaged(self.path / SWEEP, error) from None
 
     @classmethod
     def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
@@ -297,24 +119,26 @@ class SweepFolder(StudyFolder):
         """
         asked = plan.model_dump(mode="json")
         free = {"random": ("trials",), "optimise": ("trials",), "private": ("trials", "seeds")}
-        folder = StudyFolder(path, SWEEP, "sweep")
-        folder.open(asked, free.get(plan.method, ()), secret=plan.private is not None)
-        opened = cls(path)
+        secret = plan.private is not None
+        opened = cls(
+            open_folder(path, SWEEP, "sweep", asked, free.get(plan.method, ()), secret=secret)
+        )
         if plan.private is None and plan.trials > opened.plan.trials:
-            opened.write(SWEEP, asked)
+            write_json(opened.path / SWEEP, asked)
             opened.plan = plan
         return opened
 
     def trials(self) -> list[Point]:
         """Settings tried so far."""
-        points = self.read("trials.json") if (self.path / "trials.json").exists() else []
+        file = self.path / "trials.json"
+        points = read_part(file) if file.exists() else []
         if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-            raise self.damaged("trials.json", "not a list of settings")
+            raise damaged(file, "not a list of settings")
         return points
 
     def add_trial(self, point: Point) -> None:
         """Save a setting before its first run begins."""
-        self.write("trials.json", [*self.trials(), point])
+        write_json(self.path / "trials.json", [*self.trials(), point])
 
     def jobs(self) -> list[_SweepJob]:
         """Jobs of all settings tried so far. Under private choice each trial has its own seed and
@@ -336,7 +160,7 @@ class SweepFolder(StudyFolder):
         return self._values[job.name]
 
     @property
-    def published(self) -> bool:
+    def _published(self) -> bool:
         """True if the run of a private choice is published."""
         return (self.path / CHOSEN / "result.json").is_file()
 
@@ -419,7 +243,7 @@ def _setting_rows(keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
     return settings
 
 
-def best(
+def _best(
     settings: pd.DataFrame,
     aims: Sequence[str],
     seeds: int,
@@ -485,11 +309,9 @@ def sweep(
         FedrecError: the folder has another sweep, the cost of a private choice is unbounded, or an
             error of data, engine or disk.
     """
-    if plan.method == "optimise":
-        installed()
     plan.cost  # noqa: B018  # raises errors before the first run
     folder = SweepFolder.opened(output, plan)
-    with folder.lock():
+    with locked(folder.path):
         try:
             for _ in execute(
                 _remaining(folder),
@@ -506,14 +328,14 @@ def sweep(
         finally:
             with suppress(FedrecError):
                 folder.tables()
-        return result_of(folder)
+        return _result_of(folder)
 
 
 def _remaining(folder: SweepFolder) -> Iterator[_SweepJob]:
     """Generate the remaining runs; proposed settings depend on earlier results. After a private
     choice there are no more runs, because another choice would be another release."""
     trial = 0
-    while not folder.published:
+    while not folder._published:
         tried = folder.trials()
         if trial == len(tried):
             point = folder.plan.next_point(tried, folder.ended)
@@ -533,27 +355,72 @@ def _main_metrics(folder: SweepFolder, job: _SweepJob) -> str:
     return "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(1, len(aims))])
 
 
-def result_of(folder: SweepFolder) -> SweepResult:
+def _result_of(folder: SweepFolder) -> SweepResult:
     """Results of a sweep so far; selected settings are written as experiments on the test rows, and
     the run of a private choice is published after the last run."""
     runs, settings = folder.tables()
     plan = folder.plan
     jobs = folder.jobs()
     ended = len(settings) >= plan.trials and set(runs["state"]) <= {"finished", "failed"}
-    chosen = best(settings, plan.aims, plan.runs_each, plan.lower_is_better)
+    chosen = _best(settings, plan.aims, plan.runs_each, plan.lower_is_better)
     if plan.private is not None:  # ties are exchangeable
-        chosen = chosen[:1] if ended or folder.published else []
+        chosen = chosen[:1] if ended or folder._published else []
     for trial in chosen:
         job = next(job for job in jobs if job.trial == trial - 1)
         if plan.cost is not None:
             score = float(settings[plan.aims[0]].to_dict()[trial])
-            publish(RunFolder(job.folder), score, plan.cost, folder.path)
+            _publish(RunFolder(job.folder), score, plan.cost, folder.path)
             continue
         text = load(plan.at(job.point, job.seed).table(), ["evaluation.held-out=test"]).toml()
         write_atomically(chosen_file(folder.path, trial), text)
     begun = [run for job in jobs if (run := job.run()) is not None]
     total = total_of(begun, chosen=bool(plan.aims))
     return SweepResult(folder.path, plan, runs, settings, tuple(chosen), folder.failures, total)
+
+
+def _publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> None:
+    """Write the published run of a sweep, a run folder with the chosen setting, its parameters, its
+    score and the cost of the choice, unless it exists.
+
+    All other files of the chosen run stay private: metrics of rounds and users, the ledger, which
+    states the cost of one trial, the times, and the name, which has the trial's number.
+
+    Args:
+        run: the chosen, finished run.
+        score: its score.
+        cost: cost of the choice.
+        folder: folder of the sweep.
+    """
+    state = Checkpoints.of(run).latest()
+    if state is None or (folder / CHOSEN / "result.json").is_file():
+        return
+    shutil.rmtree(folder / CHOSEN, ignore_errors=True)  # of an interrupted start
+    target = RunFolder.create(run.experiment, folder / CHOSEN)
+    about = {key: value for key, value in target.about.items() if key not in _PRIVATE}
+    write_json(target.path / "run.json", about)
+    last, parameters = ending(state)
+    rounds = [{"round": number + 1, "epsilon": cost.epsilon} for number in range(last)]
+    Checkpoints.of(target).save(State(last, parameters))
+    target.write_rounds(rounds, [])
+    target.set_status("finished", last)
+    result = Result(
+        experiment=run.experiment,
+        folder=target.path,
+        metrics={cost.aim: score},
+        before_fine_tuning={},
+        baselines={},
+        rounds=pd.DataFrame(rounds),
+        users=pd.DataFrame(index=pd.Index([], dtype="int64", name="client")),
+        groups=pd.DataFrame(index=pd.Index([], name="group")),
+    )
+    privacy = {
+        "epsilon": cost.epsilon,
+        "delta": cost.delta,
+        "method": f"Rényi curve of the best of a random ({cost.choice.law}) number of trials",
+        "choice": asdict(cost.choice),
+        "in words": cost.lines(),
+    }
+    target.write_result(result, {"privacy": privacy})
 
 
 def chosen_file(folder: Path, trial: int) -> Path:

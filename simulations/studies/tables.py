@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +25,15 @@ COLUMNS = (
     *INPUT_COLUMNS,
 )
 Rows = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Tables of a study's results.
-
-    Attributes:
-        comparison: the paper's and our numbers, see `comparison`.
-        differences: differences of compared rows, see `differences`.
-        notes: further sentences for a reader.
-    """
-
-    comparison: pd.DataFrame
-    differences: pd.DataFrame
-    notes: tuple[str, ...]
-
-    @property
-    def compared(self) -> list[str]:
-        """Differences as text, one line each."""
-        return [
-            f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
-            f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
-            f"{row['draws']} draws"
-            for row in self.differences.to_dict("records")
-            if row["draws"] > 1
-        ]
+_QUICK = (
+    "QUICK: simulations ran for two rounds on synthetic data, so their numbers are meaningless;"
+    " this only tests that all tasks run."
+)
 
 
 def write(
     study: Study, path: Path, jobs: Iterable[TaskJob], printed: Mapping[Cell, float], *, quick: bool
-) -> Tables:
+) -> tuple[pd.DataFrame, list[str]]:
     """Create and write the tables of finished jobs: ITEM.csv and ITEM.md, ITEM-seeds.csv with the
     numbers of each seed, and, if rows are compared, ITEM-differences.csv.
 
@@ -65,37 +43,46 @@ def write(
         jobs: jobs of the study.
         printed: the paper's numbers.
         quick: whether it is the small version.
+
+    Returns:
+        The paper's and our numbers, see `comparison`; and sentences for a reader: differences of
+        compared rows, and notes.
     """
     done = [(job, results) for job in jobs if (results := job.results()) is not None]
     numbers = [(job.seed, number) for job, (results, _) in done for number in results]
     independent = draws((job, results) for job, (results, _) in done)
     table = comparison(printed, (number for _, number in independent), best=study.best)
     count = len({job.seed for job, _ in done})
+    compared = differences(study.compared, independent)
     notes = [
+        *_difference_lines(compared),
+        *([_QUICK] if quick else []),
         *study.differs,
-        *input_notes(number for _, number in numbers),
+        *_input_notes(number for _, number in numbers),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
         "95 % intervals: over several folds or seeds (Student's t), otherwise over users.",
         *shown_together(run.parent for run in sorted(path.rglob("run.json"))),
     ]
-    if quick:
-        notes.insert(
-            0,
-            "QUICK: simulations ran for two rounds on synthetic data, so their numbers are"
-            " meaningless; this only tests that all tasks run.",
-        )
-    tables = Tables(table, differences(study.compared, independent), tuple(notes))
     title = f"{study.name}: {study.title}"
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
-    write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
+    write_atomically(path / f"{study.item}.md", _markdown(table, title, notes))
     each = pd.DataFrame([{"seed": seed, **asdict(number)} for seed, number in numbers])
     each = each.drop(columns=["lower_is_better", "least", "most", "inputs"], errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
-        text = tables.differences.to_csv(index=False)
-        write_atomically(path / f"{study.item}-differences.csv", text)
-    return tables
+        write_atomically(path / f"{study.item}-differences.csv", compared.to_csv(index=False))
+    return table, notes
+
+
+def _difference_lines(compared: pd.DataFrame) -> Iterator[str]:
+    for row in compared.to_dict("records"):
+        if row["draws"] > 1:
+            yield (
+                f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
+                f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
+                f"{row['draws']} draws"
+            )
 
 
 def draws(done: Iterable[tuple[TaskJob, Sequence[Found]]]) -> list[tuple[int, Found]]:
@@ -153,17 +140,16 @@ def comparison(
     for cell in cells:
         value = printed.get(cell, math.nan)
         mean, low, high = _interval(ours.get(cell, []))
-        row = dict(zip(("dataset", "model", "metric"), cell, strict=True))
-        row |= {"published": value, "ours": mean, "low": low, "high": high}
-        row |= {"draws": len(ours.get(cell, []))}
         both = math.isfinite(mean) and math.isfinite(value)
-        row |= {"difference": mean - value if both else math.nan}
+        difference = mean - value if both else math.nan
+        numbers = (value, mean, low, high, len(ours.get(cell, [])), difference)
         inputs = stated.get(cell[:2])
+        row = dict(zip(COLUMNS, (*cell, *numbers), strict=False))
         rows.append(row | (inputs.cells() if inputs else {}))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def input_notes(results: Iterable[Found]) -> list[str]:
+def _input_notes(results: Iterable[Found]) -> list[str]:
     """Sentences on the inputs of rows by data set, client-rounds and numbers of settings tried."""
     stated = inputs_of(results)
     data_sets = dict.fromkeys(row[0] for row in stated)
@@ -277,17 +263,17 @@ def cells_of(row: Mapping[Any, Any]) -> list[str]:
     """Format a row: dataset, model, metric, published, ours, interval."""
     span = "" if math.isnan(row["low"]) else f"{row['low']:.4f} to {row['high']:.4f}"
     names = [str(row[name]) for name in ("dataset", "model", "metric")]
-    return [*names, number(row["published"]), number(row["ours"]), span]
+    return [*names, _number(row["published"]), _number(row["ours"]), span]
 
 
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """Format a number with four decimals, large integers without; a dash for NaN."""
     if math.isnan(value) or math.isinf(value):
         return "-" if math.isnan(value) else "inf"
     return f"{value:,.0f}" if abs(value) >= 100 and value == round(value) else f"{value:.4f}"
 
 
-def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
+def _markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
     """Format the table as Markdown."""
     head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
     rows = [cells_of(row) for row in table.to_dict("records")]

@@ -165,9 +165,9 @@ def test_what_is_run_again_comes_out_as_recorded(name, only, tolerance, tmp_path
         study = replace(study, tasks=tuple(task for task in study.tasks if task.name == only))
         assert study.tasks
     folder = folder_of(study, tmp_path / "study", quick=False)
-    assert not run_study(folder, study.jobs(folder.path, 1, quick=False))
+    assert not run_study(folder, study.jobs(folder, 1, quick=False))
     file = tmp_path / "results.json"
-    assert record(folder.path, file) == name
+    assert record(folder, file) == name
     rows = recorded(file)[name].rows
     assert rows
     for row, numbers in rows.items():
@@ -191,7 +191,7 @@ def test_epsilons_come_out_as_recorded(name, tmp_path):
 def test_a_recorded_study_fills_a_table_and_numbers(tmp_path):
     study = STUDIES["privrec/table4"]
     folder = folder_of(study, tmp_path / "study", quick=False)
-    job = study.jobs(folder.path, 1, quick=False)[0]
+    job = study.jobs(folder, 1, quick=False)[0]
     found = [
         {"dataset": "MovieLens-1M", "model": model, "metric": metric, "value": value}
         for model, value in (("DP-PrivRec", 1.7439), ("other", math.inf))
@@ -201,7 +201,7 @@ def test_a_recorded_study_fills_a_table_and_numbers(tmp_path):
     (job.folder).mkdir(parents=True)
     (job.folder / "found.json").write_text(json.dumps({"found": found, "seconds": 1.0, **made}))
     file = tmp_path / "results.json"
-    name = record(folder.path, file)
+    name = record(folder, file)
     page = (
         '<!-- results privrec/table4 rows="other;DP*" columns="epsilon*" digits=2 paper -->\n'
         "stale\n<!-- end -->\n<!-- r privrec/table4; DP-PrivRec; b -->.9<!-- /r -->"
@@ -221,7 +221,7 @@ def part_of_a_study(path, numbers, name="privrec/figure4"):
     """The folder of a study with two seeds of some of its tasks, by row."""
     study = STUDIES[name]
     folder = folder_of(study, path, quick=False)
-    for job in study.jobs(folder.path, 2, quick=False):
+    for job in study.jobs(folder, 2, quick=False):
         row = job.task.options.get("row")
         if job.seed < len(numbers.get(row, ())):
             named = {"dataset": job.task.options["dataset"], "model": row, "metric": "Hits@10"}
@@ -229,7 +229,7 @@ def part_of_a_study(path, numbers, name="privrec/figure4"):
             job.folder.mkdir(parents=True)
             made = {"found": [cell], "seconds": 1.0, "date": "2026-01-31"}
             (job.folder / "found.json").write_text(json.dumps(made))
-    return folder.path
+    return folder
 
 
 def test_a_study_that_is_not_done_says_how_much_is(tmp_path):

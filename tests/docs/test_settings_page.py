@@ -12,7 +12,7 @@ from pydantic import Field
 from fedrec.components.registry import KINDS, available, ours, settings_of
 from fedrec.config import Config
 from fedrec.privacy.config import PrivacyConfig
-from simulations.cli.listing import SECTIONS
+from simulations.cli.components import SECTIONS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "settings_page.py"
 

@@ -28,7 +28,7 @@ from server.callbacks.base import Callback, Progress
 from server.loop import Loop
 from server.privacy.guard import Guard
 from simulations import runner
-from simulations.cli.finishing import print_table
+from simulations.cli.run import print_table
 from simulations.engines import grid
 from strategies import dp
 from strategies.base import Aggregate

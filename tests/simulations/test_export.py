@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exported models give the library's own scores, by onnxruntime alone."""
 
-import copy
 import csv
 import io
 import subprocess
@@ -13,68 +12,37 @@ import pytest
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import DataError, ExperimentError
 from simulations import runner
-from simulations.contracts.base import SMALL
 from simulations.export.folder import export
+from tests.systems import SYSTEMS as OTHERS
+from tests.systems import TRANSITIONS
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 Scorer = pytest.importorskip("simulations.export.score").Scorer
 
-OWN = {"private-parameters": ["user.*"]}
-TUNED = {"evaluation": {**SMALL["evaluation"], "fine-tune": {"epochs": 1}}}
-ORDERED = {"split": {"name": "leave-one-out"}}
-SEQUENCES = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, **ORDERED}
+UNTUNED = "evaluation.fine-tune={epochs=0}"
 SYSTEMS = {
-    "privrec": {},
-    "privrec, fine-tuned": TUNED,
-    "mf": {"model": {"name": "mf", "factors": 4}, "step": {**SMALL["step"], **OWN}},
-    "mf of ratings": {
-        "task": "rating",
-        "positive-above": None,
-        "model": {"name": "mf", "factors": 4, "center": 3.0},
-        "step": {**SMALL["step"], **OWN},
-    },
-    "ials": {
-        "model": {"name": "ials", "factors": 4},
-        "step": {"name": "als"},
-        "strategy": {"name": "fcf"},
-        **TUNED,
-    },
-    "item-weights": {
-        "model": {"name": "item-weights", "items": 12},
-        "step": {"name": "gram", "low-rated": 0.3},
-        "strategy": {"name": "gram"},
-    },
-    "fold-in": {
-        "model": {"name": "fold-in", "items": 12, "factors": 4},
-        "step": {"name": "gram", "low-rated": 0.3},
-        "strategy": {"name": "fold-in"},
-    },
-    "transitions": {
-        "model": {"name": "transitions", "items": 12, "window": 3},
-        "step": {"name": "transitions"},
-        "strategy": {"name": "transitions"},
-        **ORDERED,
-    },
-    "sasrec": {"model": {"name": "sasrec", "width": 4, "longest": 5, "blocks": 1}, **SEQUENCES},
-    "vae": {"model": {"name": "vae", "hidden": 6, "latent": 3}, "step": {"name": "vae"}},
-    "pnbm": {
-        "task": "rating",
-        "positive-above": None,
-        "model": {"name": "pnbm"},
-        "step": {"name": "pnbm"},
-    },
-    "gpfedrec": {
-        "model": {"name": "gpfedrec", "embedding": 4, "hidden": [6]},
-        "step": {"name": "gpfedrec"},
-        "strategy": {"name": "gpfedrec"},
-        **ORDERED,
-    },
-    "privrec-profile": {
-        "model": {**SMALL["model"], "name": "privrec-profile", "item-bias": True},
-        "step": {"name": "sgd-profile"},
-        **TUNED,
-    },
+    **{name: OTHERS[name] for name in ("mf", "sasrec", "gpfedrec")},
+    "privrec": (UNTUNED,),
+    "privrec, fine-tuned": (),
+    "mf of ratings": ("task=rating", *OTHERS["mf"], "model.center=3.0"),
+    "ials": ("model={name='ials', factors=4}", "step={name='als'}", "strategy={name='fcf'}"),
+    "item-weights": (
+        *("model={name='item-weights', items=12}", "step={name='gram', low-rated=0.3}"),
+        *("strategy={name='gram'}", UNTUNED),
+    ),
+    "fold-in": (
+        *("model={name='fold-in', items=12, factors=4}", "step={name='gram', low-rated=0.3}"),
+        *("strategy={name='fold-in'}", UNTUNED),
+    ),
+    "transitions": TRANSITIONS,
+    "vae": ("model={name='vae', hidden=6, latent=3}", "step={name='vae'}", UNTUNED),
+    "pnbm": ("task=rating", "model={name='pnbm'}", "step={name='pnbm'}", UNTUNED),
+    "privrec-profile": (
+        "model.name=privrec-profile",
+        "model.item-bias=true",
+        "step.name=sgd-profile",
+    ),
 }
 
 
@@ -84,8 +52,11 @@ QUICK = ("privrec", "mf", "fold-in", "transitions")
 @pytest.mark.parametrize(
     "system", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SYSTEMS]
 )
-def test_the_exported_model_gives_the_librarys_scores(system, tmp_path):
-    result = runner.run(copy.deepcopy({**SMALL, **SYSTEMS[system]}), output=tmp_path / "run")
+def test_the_exported_model_gives_the_librarys_scores(system, tiny_experiment, tmp_path):
+    table = tiny_experiment()
+    if "task=rating" in SYSTEMS[system]:
+        del table["positive-above"]
+    result = runner.run(table, SYSTEMS[system], output=tmp_path / "run")
     every = result.scores()
     user = every.index[np.ptp(every, axis=1).argmax()]  # not one that was never in a round
     export(result, tmp_path / "device", user)
@@ -108,10 +79,8 @@ def score(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_the_script_prints_the_best_items_without_those_of_the_rows(tmp_path):
-    result = runner.run(
-        copy.deepcopy({**SMALL, **SYSTEMS["item-weights"]}), output=tmp_path / "run"
-    )
+def test_the_script_prints_the_best_items_without_those_of_the_rows(run_tiny, tmp_path):
+    result = run_tiny(*SYSTEMS["item-weights"])
     export(result, tmp_path / "any")
     data = POPULATIONS.population(result.experiment)
     user = data.interactions.user_ids[data.training_clients[0]]
@@ -142,10 +111,8 @@ def test_what_devices_hold_is_exported_for_one_of_them_alone(run_tiny, tmp_path)
     assert not (tmp_path / "export").exists()
 
 
-def test_parameters_made_by_the_server_are_refused(tmp_path):
-    meta = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")}
-    split = {"name": "leave-one-out"}
-    result = runner.run({**copy.deepcopy(SMALL), **meta, "split": split}, output=tmp_path / "run")
+def test_parameters_made_by_the_server_are_refused(run_tiny, tmp_path):
+    result = run_tiny(*OTHERS["metamf"])
     with pytest.raises(ExperimentError, match="its server makes for each user"):
         export(result, tmp_path / "export")
 

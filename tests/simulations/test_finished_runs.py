@@ -12,10 +12,11 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
+from server.central import baseline_privacy
 from simulations import runner
-from simulations.cli.privacy import personal_epsilons
+from simulations.cli.privacy import _personal_epsilons
 from simulations.own_table import OwnTable
-from simulations.runner import discard, write_amended
+from simulations.runner import _write_amended, discard
 from tests.captured_noise import captured, sensitivities
 
 # Runs that are extended, changed or overwritten, and failed starts that leave nothing behind.
@@ -26,7 +27,7 @@ NOISE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='pld'}"
 def test_a_crash_while_a_run_is_amended_leaves_it_unchanged(run_tiny):
     result = run_tiny()
     text = (result.folder / "experiment.toml").read_text()
-    write_amended(RunFolder(result.folder), result.experiment.model_copy(update={"rounds": 3}))
+    _write_amended(RunFolder(result.folder), result.experiment.model_copy(update={"rounds": 3}))
     (result.folder / "experiment.toml").write_text(text)  # the second file was not written
     assert runner.resume(result.folder).metrics == result.metrics
 
@@ -66,6 +67,14 @@ def test_baselines_that_were_evaluated_alone_are_not_begun_anew(tiny_experiment,
     with pytest.raises(ExperimentError, match="cannot be changed"):
         runner.resume(result.folder, ["evaluation.baselines=['ease']"])
     assert runner.resume(result.folder).baselines == result.baselines
+
+
+def test_the_result_of_a_baseline_is_read_once_for_its_privacy(run_tiny, monkeypatch):
+    run = RunFolder(run_tiny("evaluation.baselines=['popularity', 'ease']").folder)
+    read = RunFolder.read_baseline
+    asked = []
+    monkeypatch.setattr(RunFolder, "read_baseline", lambda *two: asked.append(two[1]) or read(*two))
+    assert baseline_privacy(run) == {} and asked == ["popularity", "ease"]
 
 
 def test_only_run_folders_without_a_release_are_discarded(run_tiny, tmp_path):
@@ -194,19 +203,9 @@ def test_a_new_user_without_its_private_parameters_is_refused(run_tiny):
 # Recommendations of finished runs, with the ids of the data.
 
 
-@pytest.fixture(scope="module")
-def table_of_recommending(tmp_path_factory):
-    random = np.random.default_rng(0)
-    rows = {(f"u{random.integers(40)}", f"i{random.integers(30)}") for _ in range(500)}
-    file = tmp_path_factory.mktemp("data") / "likes.csv"
-    pd.DataFrame(sorted(rows), columns=["customer", "sku"]).to_csv(file, index=False)
-    return file
-
-
-@pytest.fixture(scope="module")
-def run(table_of_recommending, tmp_path_factory):
-    experiment = OwnTable().experiment(table_of_recommending, [], True)
-    return runner.run(experiment, output=tmp_path_factory.mktemp("runs") / "run").folder
+@pytest.fixture
+def run(trained):
+    return trained.folder
 
 
 def test_a_finished_run_gives_its_parameters(run):
@@ -215,22 +214,21 @@ def test_a_finished_run_gives_its_parameters(run):
     np.testing.assert_array_equal(one.parameters["item.weights"], other.parameters["item.weights"])
 
 
-def test_items_that_a_user_has_a_row_about_are_not_recommended(run, table_of_recommending):
+def test_items_that_a_user_has_a_row_about_are_not_recommended(run, table):
     found = fedrec.Result.load(run).recommend(k=5)
-    rows = pd.read_csv(table_of_recommending)
-    known = set(zip(rows["customer"], rows["sku"], strict=True))
+    known = set(zip(table["user"], table["item"], strict=True))
     assert not known & set(zip(found["user"], found["item"], strict=True))
     assert (found.groupby("user")["rank"].max() == 5).all()
     assert (found.groupby("user")["score"].diff().dropna() <= 0).all()
 
 
 def test_a_user_with_a_row_of_every_item_is_told_so(run, tmp_path, call):
-    more = pd.DataFrame({"customer": "everything", "sku": [f"i{number}" for number in range(30)]})
+    more = pd.DataFrame({"user": "everything", "item": [f"i{number:02d}" for number in range(30)]})
     more.to_csv(tmp_path / "more.csv", index=False)
-    users = ("--user", "everything", "--user", "u1", "--top", 2)
+    users = ("--user", "everything", "--user", "u01", "--top", 2)
     code, out, err = call("recommend", run, "--history", tmp_path / "more.csv", *users)
     assert code == 0 and err.startswith("User 'everything' has rows for all items")
-    assert [line.split(",")[0] for line in out.splitlines()] == ["user", "u1", "u1"]
+    assert [line.split(",")[0] for line in out.splitlines()] == ["user", "u01", "u01"]
 
 
 def test_scores_are_those_that_were_evaluated(run):
@@ -249,17 +247,17 @@ def test_scores_are_those_that_were_evaluated(run):
 
 def test_users_are_named_by_the_datas_ids(run):
     result = fedrec.Result.load(run)
-    found = result.scores(["u7", "u3"])
-    assert found.index.tolist() == ["u7", "u3"]
-    np.testing.assert_array_equal(found.loc["u3"], result.scores().loc["u3"])
+    found = result.scores(["u07", "u03"])
+    assert found.index.tolist() == ["u07", "u03"]
+    np.testing.assert_array_equal(found.loc["u03"], result.scores().loc["u03"])
     with pytest.raises(DataError, match="unknown user 'nobody'"):
         result.recommend(["nobody"])
     with pytest.raises(ExperimentError, match="nothing to recommend"):
         result.recommend(k=0)
     for refused in (result.recommend, result.scores):
         with pytest.raises(ExperimentError, match="users are one text") as error:
-            refused("u7")
-        assert "['u7']" in error.value.text()
+            refused("u07")
+        assert "['u07']" in error.value.text()
 
 
 def test_lists_are_written_as_parquet(run, tmp_path, call):
@@ -356,7 +354,7 @@ def private(tmp_path):
     return experiment
 
 
-def trained_of_table_facts(experiment):
+def trained_user(experiment):
     """A user who trains."""
     return int(POPULATIONS.population(experiment).partition.training_clients[0])
 
@@ -381,7 +379,7 @@ def test_one_users_rows_move_the_sums_by_no_more_than_is_charged(private, tmp_pa
     """With what is released held fixed; sums of the other users would move by far more."""
     given = ["positive-above=3", "evaluation.baselines=[]", "engine.nodes=1"]
     experiment = private(honest(), *given)
-    user = trained_of_table_facts(experiment)
+    user = trained_user(experiment)
     with captured() as before:
         runner.run(experiment, output=tmp_path / "before")
     ids = POPULATIONS.population(experiment).interactions.user_ids
@@ -465,8 +463,11 @@ DPVAE = (
 )
 
 
-def test_calibrated_noise_keeps_all_users_within_the_budget(load_tiny):
-    table = personal_epsilons(load_tiny(*DPVAE, "step={name='dpvae', participations=5}"))
+def test_calibrated_noise_keeps_all_users_within_the_budget(call, tiny_file, tmp_path):
+    given = ("privacy", "users", tiny_file, "--output", tmp_path / "users.csv")
+    _, out, _ = call(*given, sets=(*DPVAE, "step={name='dpvae', participations=5}"))
+    table = pd.read_csv(tmp_path / "users.csv")
+    assert "0 of 18 users spent more" in out and f"{table['nominal'].max():.4g}" in out
     assert len(table) == 18 and (table["uploads"] == 5).all() and table["nominal"].nunique() == 18
     np.testing.assert_allclose(table["replace-one"], table["nominal"], rtol=1e-6)
     assert (table["add-remove"] < table["nominal"]).all()
@@ -476,14 +477,14 @@ def test_the_papers_noise_overspends(load_tiny):
     # Thirty uploads at delta 1 / 80,000: the reference of the accountant's own test.
     step = "step={name='dpvae', budgets='equal', delta=1.25e-5}"
     more = ("rounds=120", "sampler.participations=30", step)
-    table = personal_epsilons(load_tiny(*DPVAE, *more))
+    table = _personal_epsilons(load_tiny(*DPVAE, *more))
     assert (table["uploads"] == 30).all() and np.allclose(table["nominal"], 1)
     assert np.allclose(table["replace-one"], 11.66, atol=0.006)
     assert np.allclose(table["add-remove"], 5.05, atol=0.006)
-    early = personal_epsilons(load_tiny(*DPVAE, *more), rounds=1)
+    early = _personal_epsilons(load_tiny(*DPVAE, *more), rounds=1)
     assert early["uploads"].sum() == 6 and (early["replace-one"][early["uploads"] == 0] == 0).all()
 
 
 def test_other_steps_have_no_personal_budgets(load_tiny):
     with pytest.raises(ExperimentError, match="dpvae"):
-        personal_epsilons(load_tiny())
+        _personal_epsilons(load_tiny())

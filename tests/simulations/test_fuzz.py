@@ -44,8 +44,8 @@ from simulations.export.folder import export
 from simulations.own_table import OwnTable
 from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
-from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
-from simulations.studies.sweep import plan_of as plan_of_sweep
+from simulations.studies.search import plan_of as plan_of_sweep
+from simulations.studies.sweep import SweepFolder, _result_of, sweep, with_sweeps
 from tests.simulations.helpers import fuzzed, spliced, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a
@@ -482,7 +482,7 @@ def test_folders_of_sweeps(swept, data):
 def read_sweep(folder):
     found = told(SweepFolder, folder)
     if not isinstance(found, str):
-        told(result_of, found)
+        told(_result_of, found)
     told(with_sweeps, [folder])
 
 

@@ -89,22 +89,12 @@ def table(folder, frame: pd.DataFrame, system: str = "content-map", **more) -> d
     }
 
 
-def interactions() -> Interactions:
-    frame = rows_of()
-    return Interactions(
-        name="x",
-        users=frame["user"].to_numpy(),
-        items=frame["item"].to_numpy(),
-        user_ids=np.arange(USERS),
-        item_ids=np.arange(ITEMS),
-        user_features=FeatureTable(USERS),
-        item_features=FeatureTable(ITEMS),
-        times=frame["time"].to_numpy(),
-    )
+@pytest.fixture
+def data(tmp_path) -> Interactions:
+    return POPULATIONS.population(load(table(tmp_path, rows_of()))).interactions
 
 
-def test_new_items_have_no_row_outside_the_test_part():
-    data = interactions()
+def test_new_items_have_no_row_outside_the_test_part(data):
     part = NewItems(NewItemsConfig(share=0.2, validation=0.2), 0).split(data)
     new = {name: set(items) for name, items in part.new_items.items()}
     assert new["test"] and new["validation"] and not new["test"] & new["validation"]
@@ -118,14 +108,14 @@ def test_new_items_have_no_row_outside_the_test_part():
     assert set(again.new_items["test"]) != new["test"]
 
 
-def test_the_newest_items_are_those_first_used_last():
+def test_the_newest_items_are_those_first_used_last(data):
     split = NewItems(NewItemsConfig(order="newest", share=0.25, old_rows=0.0), 0)
-    part = split.split(interactions())
+    part = split.split(data)
     assert part.new_items["test"].tolist() == list(range(ITEMS - ITEMS // 4, ITEMS))
     assert split.depends_on("replace-one")
     assert not NewItems(NewItemsConfig(), 0).depends_on("add-remove")
     with pytest.raises(DataError, match="at least one new item"):
-        NewItems(NewItemsConfig(share=1e-9), 0).split(interactions())
+        NewItems(NewItemsConfig(share=1e-9), 0).split(data)
 
 
 def test_a_planted_interaction_with_a_new_item_is_found_nowhere(tmp_path):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from simulations.scaffold.package import TEMPLATES
+from simulations.cli.components import TEMPLATES
 from tests.simulations.helpers import ROOT
 
 

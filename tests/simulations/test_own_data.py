@@ -23,9 +23,8 @@ from fedrec.experiment.schema import Experiment
 from fedrec.report.comparison import compare
 from fedrec.report.summary import result_lines
 from fedrec.runs.result import Result
-from simulations.own_table import OwnTable, fold_in_system, try_table
+from simulations.own_table import LINEAR, TITLES, OwnTable, _fold_in_system, try_table
 from simulations.runner import run
-from simulations.system_choice import LINEAR, TITLES
 from simulations.table_facts import signal_of
 
 
@@ -147,6 +146,14 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     assert "private popularity" not in said and "a personal model is trained (fold-in" in said
 
 
+def test_texts_baselines_and_signal_follow_the_given_epsilon_and_number_of_items(tmp_path, capsys):
+    table = private(tmp_path, 20.0, overrides=["privacy.epsilon=50", "model.items=7"])
+    said = capsys.readouterr().err
+    assert "epsilon 50 with" in said and "sums of products of 7 items" in said
+    assert table["title"].endswith("at epsilon 50") and table["privacy"]["epsilon"] == 50
+    assert table["evaluation"]["baselines"][0]["epsilon"] == 50
+
+
 @pytest.mark.parametrize(
     ("split", "users"),
     [("test-users=0.5", 24), ("validation-users=0.3", 30), ("name='ratio'", 60)],
@@ -182,7 +189,7 @@ def test_clip_norms_follow_the_rounded_number_of_rows_and_private_popularity_is_
     beside = table["evaluation"]["baselines"][0]
     assert (beside["name"], beside["epsilon"]) == ("dp-popularity", 50.0)
     assert beside["clip-norm"] == pytest.approx(8**0.5)
-    many = fold_in_system(1.0, 5000, 400.0, rated=True)
+    many = _fold_in_system(1.0, 5000, 400.0, rated=True)
     assert many["privacy"]["clip-norm"] == 8.0 and many["model"]["items"] == 300
     assert many["privacy"]["phases"]["popularity"]["clip-norm"] == 6.0
     weights = {many[part]["low-rated"] for part in ("model", "step")}
@@ -267,6 +274,7 @@ def test_the_names_of_a_frame_are_no_row_and_what_is_taken_for_what_is_printed(
 def test_wrong_arguments_in_python_get_an_error_of_fedrec(tmp_path, table, given, message):
     with pytest.raises(FedrecError, match=message):
         try_table(table, output=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()  # so that a corrected call can use it
 
 
 class KnownItemsAreTested(Split):

@@ -16,8 +16,8 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.plan import Plan
-from simulations.reproduce import dp_vae
-from simulations.reproduce.bench import CHANCE, METRICS, PROBE, never_drawn, protocol_table
+from simulations.reproduce import measures
+from simulations.reproduce.bench import CHANCE, METRICS, PROBE, _protocol_table, never_drawn
 from simulations.reproduce.recorded import NOT_HERE, find, published, recorded, studies
 from simulations.studies.declaration import TaskJob
 from simulations.studies.runs import folder_of, gap, run_study, selected
@@ -47,11 +47,11 @@ def names_in(text):
 def done(name, path, only=""):
     (study,) = find(*name.split())
     folder = folder_of(study, path, quick=True)
-    jobs = selected(study.jobs(folder.path, 1, quick=True), only)
+    jobs = selected(study.jobs(folder, 1, quick=True), only)
     failures = run_study(folder, jobs)
     assert not failures
     printed = published(study.paper, study.item, study.published)
-    write(study, folder.path, jobs, printed, quick=True)
+    write(study, folder, jobs, printed, quick=True)
     return study, [one for job in jobs for one in job.results()[0]]
 
 
@@ -250,9 +250,9 @@ def test_a_run_that_diverges_is_a_figure_and_any_other_error_is_one(run_tiny, mo
         def raises(*_):
             raise error
 
-        monkeypatch.setattr(dp_vae, "finished", raises)
+        monkeypatch.setattr(measures, "finished", raises)
         return list(
-            dp_vae.noisy(TaskJob(Path(), 0, False, None), "dpvae-ml100k", "data", {}, "row")
+            measures.noisy(TaskJob(Path(), 0, False, None), "dpvae-ml100k", "data", {}, "row")
         )
 
     (found,) = failing(caught.value)
@@ -264,7 +264,7 @@ def test_a_run_that_diverges_is_a_figure_and_any_other_error_is_one(run_tiny, mo
 def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
     """As the ideal list always has 100 items, the perfect list of a short history scores below
     1."""
-    name = f"{dp_vae.PREFIX}ndcg@100"
+    name = f"{measures.PREFIX}ndcg@100"
     table = pd.DataFrame({name: [1.0, 0.5]}, index=[7, 9])
     lengths = {7: 2, 9: 300}
     rows = SimpleNamespace(
@@ -272,26 +272,26 @@ def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
     )
     population = SimpleNamespace(rows=lambda *_, **__: rows)
     node = SimpleNamespace(population=population, experiment=SimpleNamespace(rounds=1))
-    monkeypatch.setattr(dp_vae, "evaluate_clients", lambda *_: Evaluated.of_table(table))
-    found = dp_vae.whole_histories(node, {})
+    monkeypatch.setattr(measures, "evaluate_clients", lambda *_: Evaluated.of_table(table))
+    found = measures._whole_histories(node, {})
     best = sum(1 / math.log2(place + 2) for place in range(100))
     assert found[name] == pytest.approx(0.75)
-    assert found[dp_vae.OF_ALL] == pytest.approx((1.0 * (1 + 1 / math.log2(3)) / best + 0.5) / 2)
+    assert found[measures.OF_ALL] == pytest.approx((1.0 * (1 + 1 / math.log2(3)) / best + 0.5) / 2)
 
 
 def test_the_papers_svd_learns_from_ratings_not_from_likes(monkeypatch, tiny_experiment):
     """Of a ranking experiment, in whose labels every row counts as liked."""
     fitted = []
 
-    class Spy(dp_vae.Svd):
+    class Spy(measures.Svd):
         def fit_ratings(self, ratings):
             fitted.append(ratings.values)
             super().fit_ratings(ratings)
 
-    monkeypatch.setattr(dp_vae, "Svd", Spy)
+    monkeypatch.setattr(measures, "Svd", Spy)
     ranking = load(tiny_experiment(), ["split={name='ratio'}", "evaluation.ks=[50]"])
     job = SimpleNamespace(experiment=lambda *_: ranking, seed=0)
-    (found,) = dp_vae.predicted_ratings(job, "tiny", "data", {"recall@50": "Recall@50"}, "SVD")
+    (found,) = measures.predicted_ratings(job, "tiny", "data", {"recall@50": "Recall@50"}, "SVD")
     assert len(np.unique(fitted[0])) == 5 and 0 < found.value <= 1
 
 
@@ -307,7 +307,7 @@ def table_of(task):
     options = dict(task.options)
     overrides = [*options.get("set", []), *options.get("chosen", {}).get(options["protocol"], [])]
     names = ("table", "split", "experiment", "label")
-    return protocol_table(*(options.get(name, "") for name in names), overrides, options["tried"])
+    return _protocol_table(*(options.get(name, "") for name in names), overrides, options["tried"])
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.item)
@@ -338,7 +338,7 @@ def test_a_system_cannot_change_the_protocol(tmp_path):
     ]
     dataset = {"name": "ml-100k"}
     file = str(tmp_path / "mine.toml")
-    experiment = load(protocol_table(dataset, LEAVE_ONE_OUT, file, "", overrides, 4))
+    experiment = load(_protocol_table(dataset, LEAVE_ONE_OUT, file, "", overrides, 4))
     assert experiment.dataset.name == "ml-100k" and experiment.positive_above is None
     assert not experiment.split.options["leaky-negatives"] and experiment.task == "ranking"
     assert experiment.evaluation.held_out == "test" and experiment.evaluation.ks == (10,)
@@ -362,7 +362,7 @@ def test_a_study_has_all_numbers_and_bytes_of_the_arrays(tmp_path):
     ]
     study = replace(whole, tasks=tuple(tasks))
     folder = folder_of(study, tmp_path, quick=False)
-    jobs = study.jobs(folder.path, 1, quick=False)
+    jobs = study.jobs(folder, 1, quick=False)
     assert not run_study(folder, jobs)
     numbers = {
         job.task.name: {one.metric: one for one in job.results()[0]}

@@ -13,9 +13,9 @@ from scipy import stats
 
 from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.runs.result import Result
-from simulations.studies.declaration import Found, Study, Task, TaskJob, declared, filled
+from simulations.studies.declaration import Found, Study, Task, TaskJob, _filled, declared
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
-from simulations.studies.tables import comparison, differences, input_notes, markdown, write
+from simulations.studies.tables import _input_notes, _markdown, comparison, differences, write
 
 RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """
@@ -121,8 +121,8 @@ def test_the_seed_of_a_run_can_be_a_setting(tiny_experiment):
 
 def test_texts_keep_what_is_no_key():
     known = {"a": 0.5, "b-c": [1, 2]}
-    assert filled("{a:.2f}, {x}, {name='a'}, {b-c}", known) == "0.50, {x}, {name='a'}, [1, 2]"
-    assert filled({"{a}": ["{b-c}", {"k": "{a}"}]}, known) == {"0.5": [[1, 2], {"k": 0.5}]}
+    assert _filled("{a:.2f}, {x}, {name='a'}, {b-c}", known) == "0.50, {x}, {name='a'}, [1, 2]"
+    assert _filled({"{a}": ["{b-c}", {"k": "{a}"}]}, known) == {"0.5": [[1, 2], {"k": 0.5}]}
 
 
 # Studies do what is left, repeat what failed, and take no other run for theirs.
@@ -146,7 +146,7 @@ def study_of(*tasks):
 
 def run(path, study, seeds=1, **more):
     folder = folder_of(study, path, quick=False)
-    jobs = study.jobs(folder.path, seeds, quick=False)
+    jobs = study.jobs(folder, seeds, quick=False)
     return run_study(folder, jobs, **more), jobs
 
 
@@ -262,15 +262,14 @@ def test_intervals_count_a_fold_or_seed_once(folds, draws, tmp_path):
     jobs = study.jobs(tmp_path, 3, quick=False)
     for job in jobs:
         job.perform(())
-    tables = write(study, tmp_path, jobs, {}, quick=False)
-    table = tables.comparison.set_index("model")
+    table = write(study, tmp_path, jobs, {}, quick=False)[0].set_index("model")
     expected = stats.t.interval(0.95, len(draws) - 1, loc=np.mean(draws), scale=stats.sem(draws))
     assert tuple(table.loc["a", ["ours", "low", "high"]]) == pytest.approx(
         (np.mean(draws), *expected)
     )
     assert table.loc["a", "draws"] == len(draws) and table.loc["a", "client-rounds"] == 11
     gains = [0.02] * 5 if folds else [0.01, 0.02, 0.03]
-    apart = tables.differences.iloc[0]
+    apart = pd.read_csv(tmp_path / "item-differences.csv").iloc[0]
     assert apart["difference"] == pytest.approx(0.02) and apart["draws"] == len(draws)
     half = stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains)
     assert apart["high"] - apart["low"] == pytest.approx(2 * half, abs=1e-9)
@@ -358,9 +357,9 @@ def test_inputs_of_rows_are_told_for_each_data_set():
     table = comparison({("one", "d", "m"): 0.1}, found)
     assert table["client-rounds"].dropna().tolist() == [76]
     assert table["item-features"].dropna().tolist() == ["genres", "", ""]
-    assert input_notes(found) == [
+    assert _input_notes(found) == [
         "one: rows differ in their inputs: a: items' genres; b: likes alone",
         "two: inputs: rated items that are not liked (weight 0.3)",
         "client-rounds: one: a 76",
     ]
-    assert "| one | a | m | - | 0.1500 |" in markdown(table, "title", [])
+    assert "| one | a | m | - | 0.1500 |" in _markdown(table, "title", [])

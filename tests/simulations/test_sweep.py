@@ -22,11 +22,19 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import total_of
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from simulations import runner
-from simulations.studies.search import Choice, Range, drawn, grid, overrides, space_of
-from simulations.studies.sweep import SweepFolder, best, plan_of, sweep, with_sweeps
+from simulations.studies.search import (
+    Choice,
+    Range,
+    _drawn,
+    _space_of,
+    grid,
+    overrides,
+    plan_of,
+)
+from simulations.studies.sweep import SweepFolder, _best, sweep, with_sweeps
 
 # Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test users.
 
@@ -93,7 +101,7 @@ def test_two_sweeps_do_not_share_a_folder(plan, run_tiny, tmp_path):
     run = run_tiny()
     with pytest.raises(RunError, match="is not empty"):
         sweep(plan(), run.folder)
-    with SweepFolder(tmp_path / "sweep").lock(), pytest.raises(RunError, match="is in use"):
+    with locked(tmp_path / "sweep"), pytest.raises(RunError, match="is in use"):
         sweep(plan(vary=["strategy.server-lr=[0.5]"]), tmp_path / "sweep")
 
 
@@ -128,9 +136,9 @@ def test_the_front_of_two_aims():
     }
     columns = ["hits@10", "epsilon", "runs"]
     settings = pd.DataFrame.from_dict(table, orient="index", columns=columns)
-    assert best(settings, ["hits@10", "epsilon"], 3) == [1, 3]
-    assert best(settings, ["epsilon"], 3) == [4]
-    assert best(settings, ["hits@10"], 3)[0] == 1
+    assert _best(settings, ["hits@10", "epsilon"], 3) == [1, 3]
+    assert _best(settings, ["epsilon"], 3) == [4]
+    assert _best(settings, ["hits@10"], 3)[0] == 1
 
 
 def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
@@ -140,6 +148,10 @@ def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
     assert len(few.runs) == 1 and len(more.runs) == 3
     assert more.runs["strategy.server-lr"].nunique() == 3
     assert more.runs["strategy.server-lr"].iloc[0] == few.runs["strategy.server-lr"].iloc[0]
+    drawn = []
+    while (point := plan(vary=[RATES], trials=5).next_point(drawn, dict)) is not None:
+        drawn.append(point)
+    assert sorted(point["strategy.server-lr"] for point in drawn) == [0.1, 1.0]
 
 
 def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, tmp_path):
@@ -221,7 +233,7 @@ def test_ray_finds_the_same_as_one_process(plan, tmp_path):
 
 
 def test_a_grid_is_the_product_of_the_values():
-    space = space_of(["step.epochs=[1, 2]", "strategy.server-lr=[0.1, 0.5, 1.0]"])
+    space = _space_of(["step.epochs=[1, 2]", "strategy.server-lr=[0.1, 0.5, 1.0]"])
     expected = [
         {"step.epochs": epochs, "strategy.server-lr": rate}
         for epochs, rate in itertools.product((1, 2), (0.1, 0.5, 1.0))
@@ -238,48 +250,47 @@ def test_values_come_back_as_they_were_written():
 
 
 def test_numbers_may_begin_with_a_point_and_texts_stay_as_they_are():
-    assert space_of(["a=[.5, -.25]"]) == {"a": Choice((0.5, -0.25))}
-    assert space_of(["a={low=.5, high=1.0}"]) == {"a": Range(0.5, 1.0)}
-    assert space_of(["a=['.5', 'x .5']"]) == {"a": Choice((".5", "x .5"))}
+    assert _space_of(["a=[.5, -.25]"]) == {"a": Choice((0.5, -0.25))}
+    assert _space_of(["a={low=.5, high=1.0}"]) == {"a": Range(0.5, 1.0)}
+    assert _space_of(["a=['.5', 'x .5']"]) == {"a": Choice((".5", "x .5"))}
 
 
 def test_points_of_ranges_stay_within_and_are_a_function_of_the_number():
-    space = space_of(["a={low=1, high=3}", "b={low=0.001, high=1.0, log=true}", "c=[[1], [2]]"])
-    points = [drawn(space, 5, number) for number in range(300)]
-    assert points == [drawn(space, 5, number) for number in range(300)]
+    space = _space_of(["a={low=1, high=3}", "b={low=0.001, high=1.0, log=true}", "c=[[1], [2]]"])
+    points = [_drawn(space, 5, number) for number in range(300)]
+    assert points == [_drawn(space, 5, number) for number in range(300)]
     assert {point["a"] for point in points} == {1, 2, 3}
     assert all(0.001 <= point["b"] <= 1 for point in points)
     # uniform by order of magnitude: a third of the values lies below each power of ten
     assert 70 < sum(point["b"] < 0.01 for point in points) < 130
 
 
-BAD = {
-    "no list": ("rounds=5", "single value"),
-    "no key": ("[1, 2]", "cannot read"),
-    "twice": ("rounds=[1, 1]", "without duplicates"),
-    "seed": ("seed=[1, 2]", "--seeds"),
-    "held-out": ("evaluation.held-out=['test', 'validation']", "validation"),
-    "range upside down": ("rounds={low=5, high=1}", "low < high"),
-    "log of zero": ("rounds={low=0, high=1, log=true}", "0 < low"),
-    "no TOML": ("rounds=[1, ", "KEY=[VALUE"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_texts_are_refused_with_an_example(case):
-    text, words = BAD[case]
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds=5", "single value"),
+        ("[1, 2]", "cannot read"),
+        ("rounds=[1, 1]", "without duplicates"),
+        ("seed=[1, 2]", "--seeds"),
+        ("evaluation.held-out=['test', 'validation']", "validation"),
+        ("rounds={low=5, high=1}", "low < high"),
+        ("rounds={low=0, high=1, log=true}", "0 < low"),
+        ("rounds=[1, ", "KEY=[VALUE"),
+    ],
+)
+def test_bad_texts_are_refused_with_an_example(text, words):
     with pytest.raises(ExperimentError) as refused:
-        space_of([text])
+        _space_of([text])
     assert words in refused.value.text() and "--vary" in refused.value.text()
 
 
 def test_a_key_is_varied_once_and_a_range_has_no_grid():
     with pytest.raises(ExperimentError, match="duplicate key"):
-        space_of(["rounds=[1]", "rounds=[2]"])
+        _space_of(["rounds=[1]", "rounds=[2]"])
     with pytest.raises(ExperimentError, match="a grid cannot have"):
-        grid(space_of(["rounds={low=1, high=3}"]))
+        grid(_space_of(["rounds={low=1, high=3}"]))
     with pytest.raises(ExperimentError, match="grid has"):
-        grid(space_of([f"k{n}={list(range(10))}" for n in range(5)]))
+        grid(_space_of([f"k{n}={list(range(10))}" for n in range(5)]))
 
 
 # `fedrec sweep` on the command line.

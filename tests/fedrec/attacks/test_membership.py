@@ -32,7 +32,8 @@ from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.members import half_members, half_memberships
 from simulations.cli.studies import _settings_table as _table
-from simulations.studies.sweep import plan_of, sweep
+from simulations.studies.search import plan_of
+from simulations.studies.sweep import sweep
 
 # The paper's attack on constructed systems: one that recommends what its members like, and one that
 # is independent of its members.
