@@ -17,7 +17,7 @@ from fedrec.report.page.sections import report
 from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations.runner import run
 
 

@@ -31,7 +31,7 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import check_ids, read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
-from server.early_stopping import ending
+from server.evaluation import ending
 from simulations.later_data import read_history, with_history, with_items_of
 
 _CELLS = 4_000_000  # users times items that are scored at once

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
 from fedrec.models.metamf import generate
+from fedrec.nn.layers import SGD, Adam
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import to_record
@@ -30,7 +31,70 @@ from strategies.base import (
     ServerRate,
     server_rate,
 )
-from strategies.optimisers import Kind, Optimiser
+
+# A PyTorch optimiser over named numpy arrays, with a state that can be saved.
+
+_Kind = Literal["adam", "sgd"]
+
+
+class _Optimiser:
+    """Adam (Kingma and Ba 2015) or gradient descent.
+
+    Args:
+        kind: the optimiser.
+    """
+
+    def __init__(self, kind: _Kind) -> None:
+        self.kind = kind
+        self._memory: dict[str, dict[str, Tensor]] = {}
+
+    def step(
+        self,
+        values: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        rates: Mapping[str, float],
+        decays: Mapping[str, float],
+    ) -> None:
+        """Update values in place, each with its own learning rate and L2 penalty, which is added to
+        the gradient."""
+        groups: list[dict[str, Any]] = []
+        for name, value in values.items():
+            value.grad = gradients[name]
+            groups.append({"params": [value], "lr": rates[name], "weight_decay": decays[name]})
+        optimiser = self._made(groups)
+        for name, value in values.items():
+            if name in self._memory:
+                optimiser.state[value] = self._memory[name]
+        optimiser.step()
+        self._memory = {
+            name: {
+                key: moment
+                for key, moment in optimiser.state[value].items()
+                if isinstance(moment, Tensor)
+            }
+            for name, value in values.items()
+        }
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the optimiser's state as named arrays."""
+        return {
+            f"{name}/{key}": v.numpy()
+            for name, moments in self._memory.items()
+            for key, v in moments.items()
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        self._memory = {}
+        for key, array in state.items():
+            name, _, part = key.rpartition("/")
+            self._memory.setdefault(name, {})[part] = torch.from_numpy(np.array(array))
+
+    def _made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        if self.kind == "adam":
+            return Adam(groups, fused=True)
+        return SGD(groups, lr=0.0)
+
 
 # Shared code of strategies that send each client its own parameters and need its reply separately.
 #
@@ -42,7 +106,7 @@ from strategies.optimisers import Kind, Optimiser
 class PerClientConfig(ServerRate):
     """Settings of strategies that send each client its own parameters."""
 
-    optimiser: Kind = "adam"
+    optimiser: _Kind = "adam"
     """Optimiser on the server: Adam, or plain gradient descent."""
 
 
@@ -65,7 +129,7 @@ class PerClientStrategy(CohortStrategy):
 
     def __init__(self, config: PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._optimiser = Optimiser(config.optimiser)
+        self._optimiser = _Optimiser(config.optimiser)
         self.memories = {"optimiser/": self._optimiser}
 
     def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:

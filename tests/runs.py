@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations import runner
 
 

@@ -244,17 +244,17 @@ TASK_IDENTITY = "from flwr.supercore.task_identity import TaskIdentity"
 CONTROL = "from flwr.supercore.control import ControlHttpClient"
 REFUSED = [
     ("fedrec/rng.py", "import clients.app"),
-    ("fedrec/rng.py", "def f():\n    from server.loop import Loop"),
+    ("fedrec/rng.py", "def f():\n    from server.run import Loop"),
     ("fedrec/models/privrec.py", "import numpy, ray.util"),
     ("fedrec/models/privrec.py", "from flwr.app import Message"),
     ("clients/app.py", "from strategies.base import Cohorts"),
-    ("clients/app.py", "import importlib\nimportlib.import_module('server.loop')"),
+    ("clients/app.py", "import importlib\nimportlib.import_module('server.run')"),
     ("strategies/base.py", "import clients"),
     ("strategies/base.py", "from server import loop"),
-    ("server/loop.py", "from clients.node import Node"),
-    ("server/loop.py", "if True:\n    import simulations.runner"),
-    ("server/loop.py", "from flwr.common import NDArray"),
-    ("server/loop.py", "from flwr import common"),
+    ("server/run.py", "from clients.node import Node"),
+    ("server/run.py", "if True:\n    import simulations.runner"),
+    ("server/run.py", "from flwr.common import NDArray"),
+    ("server/run.py", "from flwr import common"),
     ("simulations/deployment/gateway.py", CONTROL),
     ("simulations/engines/ray.py", TASK_IDENTITY),
 ]
@@ -262,10 +262,10 @@ RIGHT = [
     ("fedrec/protocol/serialization.py", "from flwr.app import Array"),
     ("fedrec/protocol/messages.py", "from fedrec.rng import stream\nfrom . import errors"),
     ("clients/app.py", "from flwr.clientapp import ClientApp\nimport clientship"),
-    ("server/loop.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
+    ("server/run.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
     ("simulations/engines/grid.py", TASK_IDENTITY),
     ("simulations/deployment/flower.py", CONTROL),
-    ("simulations/runner.py", "import ray\nfrom server.loop import Loop\nimport clients.app"),
+    ("simulations/runner.py", "import ray\nfrom server.run import Loop\nimport clients.app"),
 ]
 
 

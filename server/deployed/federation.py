@@ -24,11 +24,10 @@ from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.process import Backoff
-from server.asynchronous import AsynchronousFederation
-from server.cohort import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery, most_common_parameters
 from server.deployed.validation import ReplyValidator
-from server.federation import Federation
+from server.federation import AsynchronousFederation, Federation
+from server.nodes import Roster
 
 
 def federation_of(run: RunFolder, grid: Grid) -> Federation:

@@ -62,8 +62,7 @@ from fedrec.protocol.secure import (
 from fedrec.protocol.serialization import zero_copy_arrays
 from fedrec.secure import vector
 from fedrec.secure.session import Session
-from server.cohort import Roster
-from server.exchange import DroppedReplies, answers
+from server.nodes import DroppedReplies, Roster, answers
 
 log = logging.getLogger("fedrec")
 FEDERATION = 1

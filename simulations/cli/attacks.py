@@ -20,7 +20,7 @@ from fedrec.components.registry import ATTACK, available_names, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.runs.ids import default_folder
-from server.callbacks.base import Progress
+from server.callbacks import Progress
 from simulations.attacks.base import AttackOutcome, run_attack
 from simulations.cli import options
 from simulations.cli.options import (

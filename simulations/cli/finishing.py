@@ -18,7 +18,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.report.summary import result_lines, summary_table
 from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
-from server.callbacks.base import Progress
+from server.callbacks import Progress
 from simulations import runner
 from simulations.studies.runs import run_once
 

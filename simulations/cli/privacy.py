@@ -23,8 +23,8 @@ from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Question, lines, sentence, warnings
 from fedrec.runtime.files import json_text, write_atomically
+from server.privacy.guard import PhasePlans
 from server.privacy.personal_budgets import check_no_phases
-from server.privacy.phase_plans import PhasePlans
 from simulations.cli import options
 from simulations.cli.options import command_with
 

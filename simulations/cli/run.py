@@ -18,7 +18,7 @@ from fedrec.report.inputs import inputs_line
 from fedrec.report.privacy_total import shown_together
 from fedrec.runs.ids import runs_directory, stamp
 from fedrec.runs.result import Result
-from server.callbacks.base import Progress
+from server.callbacks import Progress
 from simulations import runner
 from simulations.cli import options, studies
 from simulations.cli.finishing import finish, watched

@@ -23,7 +23,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.runs.result import Result
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations import runner
 
 if not __debug__:  # every contract would pass

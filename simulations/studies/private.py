@@ -35,8 +35,8 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_json
 from server.checkpoint import Checkpoints, State
-from server.early_stopping import ending
-from server.privacy.phase_plans import PhasePlans
+from server.evaluation import ending
+from server.privacy.guard import PhasePlans
 from simulations.studies.search import Space, grid, overrides
 
 _OF_TRAINING_USERS = "popularity"

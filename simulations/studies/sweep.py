@@ -40,7 +40,7 @@ from fedrec.privacy.accounting.accountant import Law, RandomTrials
 from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import write_atomically
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations.studies.declaration import Job
 from simulations.studies.private import CHOSEN, ChoiceCost, choice_stream, cost_of, publish
 from simulations.studies.runs import StudyFolder, execute, run_once

@@ -11,7 +11,7 @@ import pytest
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from server.callbacks.base import Callback, Tracker
+from server.callbacks import Callback, Tracker
 from simulations import runner
 
 # Callbacks of an experiment: created from their settings, called in order, unable to change the

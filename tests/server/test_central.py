@@ -18,8 +18,8 @@ from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
-from server.loop import Loop
+from server.callbacks import Callback
+from server.run import Loop
 from simulations import runner
 from tests.runs import assert_close, assert_same_run, resumed
 

@@ -12,7 +12,7 @@ from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
 from fedrec.protocol.messages import pack_presence
 from fedrec.protocol.orders import Presence
 from server.checkpoint import Checkpoints, State
-from server.cohort import Roster, balanced, call_roster
+from server.nodes import Roster, balanced, call_roster
 from server.samplers import (
     FixedSizeConfig,
     FixedSizeSampler,

@@ -24,15 +24,15 @@ from fedrec.protocol.serialization import to_record
 from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from server import cohort as selection
-from server.callbacks.base import Callback, Progress
-from server.loop import Loop
+from server.callbacks import Callback, Progress
 from server.privacy.guard import Guard
+from server.run import Loop
 from simulations import runner
 from simulations.cli.finishing import print_table
 from simulations.engines import grid
 from strategies import dp
 from strategies.base import Aggregate
-from strategies.optimisers import Reptile
+from strategies.sums import Reptile
 from tests.runs import Broken, assert_close, assert_same_run, crash_in_round, parameters_in
 
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='autodp'}"
@@ -465,7 +465,8 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
     """A node that claims many clients after the start, or before a run is resumed, does not reduce
     the noise."""
     from server.checkpoint import make_strategy
-    from server.cohort import Roster, SampledCohorts
+    from server.cohort import SampledCohorts
+    from server.nodes import Roster
 
     run = RunFolder.create(
         load_tiny("privacy={clip-norm=1.0, epsilon=2.0, delta=1e-5, backend='autodp'}"),

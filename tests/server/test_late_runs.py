@@ -23,11 +23,11 @@ from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
-from server.asynchronous import AsynchronousFederation, BufferedTimeline
-from server.cohort import Roster
-from server.devices import closed
-from server.loop import announce_paths, warn_without_user_features
-from strategies.optimisers import Reptile, ReptileConfig
+from server.cohort import closed
+from server.federation import AsynchronousFederation, BufferedTimeline
+from server.nodes import Roster
+from server.run import announce_paths, warn_without_user_features
+from strategies.sums import Reptile, ReptileConfig
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
 # Runs on simulated devices: equal to synchronous ones where they have to be, resumed, on engines,
@@ -117,7 +117,7 @@ def test_nothing_is_gained_by_sampling_where_devices_decide(run_tiny, late, adja
 def test_the_denominator_is_the_cohort_whoever_answers(run_tiny, monkeypatch):
     """And the sum is clipped for as many as were asked by name."""
     seen = []
-    from strategies.optimisers import Reptile
+    from strategies.sums import Reptile
 
     apply = Reptile.apply
 
@@ -132,7 +132,7 @@ def test_the_denominator_is_the_cohort_whoever_answers(run_tiny, monkeypatch):
 
 def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monkeypatch):
     """Users with twice as many rows answer at the same time."""
-    from server.devices import Timeline
+    from server.cohort import Timeline
 
     cohorts: dict = {}
     plan = Timeline.cohort
@@ -357,7 +357,7 @@ def test_answers_by_hand(settings, taken, at):
 def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     """Of the experiment's own steps: what nodes report names nothing that is imported."""
     called = []
-    monkeypatch.setattr("server.loop.is_compiled", lambda *_, **__: cached)
+    monkeypatch.setattr("server.run.is_compiled", lambda *_, **__: cached)
     monkeypatch.setattr("fedrec.training.kernel.compile_ahead", called.append)
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)

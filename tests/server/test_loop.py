@@ -14,13 +14,13 @@ from flwr.app import Error, Message, RecordDict
 
 from fedrec.errors import ClientError, RunError
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from server.checkpoint import Checkpoints
-from server.exchange import DroppedReplies, answers, is_refusal, reason_of
+from server.nodes import DroppedReplies, answers, is_refusal, reason_of
 from server.run import execute
 from simulations import runner
 from simulations.engines.grid import open_grid
-from strategies.optimisers import Reptile
+from strategies.sums import Reptile
 from tests.runs import assert_close, parameters_in
 
 # The rounds: callbacks, early end, divergence, reproducible files, and evaluations.

@@ -11,9 +11,10 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.protocol.orders import Presence
 from fedrec.runs.folder import RunFolder
 from server.checkpoint import make_strategy
-from server.cohort import Roster, SampledCohorts
-from server.loop import Loop
+from server.cohort import SampledCohorts
+from server.nodes import Roster
 from server.privacy.personal_budgets import accounts_of
+from server.run import Loop
 from simulations import runner
 from tests.runs import Broken, crash_in_round
 

@@ -13,7 +13,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.sampling import Full, of_sampler
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 from strategies.phases import TwoStage
 
 STEP = "step={name='contrastive', hidden=4, session-length=4, masks=1, epochs=1}"

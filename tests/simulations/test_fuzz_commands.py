@@ -247,9 +247,9 @@ from fedrec.data.splits.rules import UserHoldout
 from fedrec.models.privrec import PrivRec
 from fedrec.training.results import Dense
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from server.samplers import Sampler
-from strategies.optimisers import Reptile
+from strategies.sums import Reptile
 
 class Alone(Step):
     def train_block(self, parameters, block, client_params=None):

@@ -24,7 +24,7 @@ from fedrec.protocol.serialization import from_record, to_record
 from fedrec.rng import Reproducible
 from strategies.base import CohortStrategy, protect
 from strategies.dp import DpFedAvg
-from strategies.optimisers import Reptile, ReptileConfig
+from strategies.sums import Reptile, ReptileConfig
 
 ITEMS = 3706
 WIDTH = 16

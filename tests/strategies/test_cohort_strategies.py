@@ -31,8 +31,8 @@ from fedrec.training.results import Dense
 from server.checkpoint import restore_strategy, strategy_state
 from strategies.base import Aggregate, more_than_sums
 from strategies.dp import DpFedAvg
-from strategies.optimisers import FedAdam as FedAdamFedAdam
-from strategies.optimisers import FedAdamConfig, FedAvg, FedAvgConfig, Reptile, ReptileConfig
+from strategies.sums import FedAdam as FedAdamFedAdam
+from strategies.sums import FedAdamConfig, FedAvg, FedAvgConfig, Reptile, ReptileConfig
 from tests.runs import assert_same_run, parameters_in, resumed
 
 # REPTILE and FedAvg on arrays small enough to compute by hand, through Flower's Strategy interface.

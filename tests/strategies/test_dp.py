@@ -33,7 +33,7 @@ from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible
 from simulations.engines.grid import identify_server
-from strategies.optimisers import FedAvg, FedAvgConfig
+from strategies.sums import FedAvg, FedAvgConfig
 
 pytestmark = pytest.mark.usefixtures("identity")
 NOBODY = dict.fromkeys(range(CLIENTS))

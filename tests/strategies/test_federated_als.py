@@ -25,7 +25,7 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.protocol.updates import SparseAccumulator, dense_change
 from fedrec.training.block import Block
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 from simulations import runner
 from strategies.base import Aggregate
 from strategies.sums import Fcf, FcfConfig, _denoised

@@ -22,7 +22,7 @@ from fedrec.experiment.loading import load
 from fedrec.models.mf import Ials
 from fedrec.models.mf import IalsConfig as ModelConfig
 from fedrec.sums.products import item_scale, item_weights
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 from simulations import runner
 from simulations.poisoning.base import UpdatePoisoning
 from tests.runs import assert_same_run, parameters_in, resumed

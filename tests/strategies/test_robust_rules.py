@@ -19,10 +19,11 @@ from fedrec.protocol.orders import Presence, TrainEach, TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import SparseUpdate
 from server.checkpoint import make_strategy
-from server.cohort import Roster, SampledCohorts
+from server.cohort import SampledCohorts
+from server.nodes import Roster
 from strategies.base import Aggregate, CohortStrategy
-from strategies.optimisers import FedAvg, Reptile, ReptileConfig
 from strategies.robust import ChoiceConfig, ClientChanges, mean_distances, outlying
+from strategies.sums import FedAvg, Reptile, ReptileConfig
 from tests.runs import assert_same_run, parameters_in, resumed
 
 CLIENTS = 15
