@@ -19,7 +19,6 @@ from fedrec.baselines.base import Baseline, TooLarge
 from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.data.population import POPULATIONS, check_independent_clients, sample_clients
 from fedrec.device import resolve_device
-from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, make_baseline, stated_privacy
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
@@ -82,20 +81,6 @@ def central_result(run: RunFolder, callback_list: CallbackList) -> Result:
     run.set_status("finished", 0)
     callback_list.tell("on_end", result)
     return result
-
-
-def check_federated(experiment: Experiment) -> None:
-    """Check that an experiment has a federated system.
-
-    Raises:
-        ExperimentError: it has none.
-    """
-    if not experiment.federated:
-        raise ExperimentError(
-            f"experiment {experiment.name!r} has no federated system",
-            expected="rounds = 1 or more",
-            fix="`fedrec run` runs it; attacks, audits and deployments need a federated system",
-        )
 
 
 def _check_independent(experiment: Experiment, label: str, baseline: Baseline) -> None:

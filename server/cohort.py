@@ -9,15 +9,14 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fedrec.components.errors import component_errors, refuse_wrong
-from fedrec.components.registry import SAMPLER, STEP
+from fedrec.components.registry import SAMPLER
 from fedrec.data.population import POPULATIONS
 from fedrec.devices import Devices, DevicesConfig
 from fedrec.errors import EngineError, ExperimentError
@@ -25,7 +24,6 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.orders import Presence
 from fedrec.rng import secure_fixed_size, secure_poisson
@@ -33,24 +31,10 @@ from fedrec.runtime.files import parse_json
 from server.checkpoint import RunExtension
 from server.nodes import Roster, request_items
 from server.samplers import Sampler
-from strategies.base import CohortStrategy, GeneratingStrategy, parts_of
 
 # The cohort of each round: a sampler over the known clients, as strategies see it
 # (`strategies.base.Cohorts`). On simulated devices, speed and availability decide which of the
 # drawn clients take part.
-
-
-class _WhoAnswers(Protocol):
-    """Selection of the drawn clients that take part in a round."""
-
-    def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """Clients whose replies count, `int64 [clients]`, ascending; the same at each call until
-        the round is complete."""
-        ...
-
-    def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
-        """Group the clients of a round, `int64 [clients]`; each group gets a message."""
-        ...
 
 
 class SampledCohorts:
@@ -63,6 +47,7 @@ class SampledCohorts:
             clients.
         sampler: name and settings of the sampler; None: those of the experiment.
         grid: connection to the nodes; None: item requests are not possible.
+        timeline: excludes the clients that do not take part; None: all drawn ones do.
     """
 
     def __init__(
@@ -72,6 +57,7 @@ class SampledCohorts:
         clients: np.ndarray | None = None,
         sampler: Section | None = None,
         grid: Grid | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.experiment = experiment
         self.roster = roster
@@ -79,7 +65,7 @@ class SampledCohorts:
         self._everybody = clients is None
         self.section = experiment.sampler if sampler is None else sampler
         self._parts: list[SampledCohorts] = []
-        self._who_answers: _WhoAnswers | None = None
+        self._timeline = timeline
         self._draw_from(roster.training if clients is None else clients)
 
     @classmethod
@@ -114,12 +100,6 @@ class SampledCohorts:
         more = {**options, "cohort": closing.asked(options["cohort"])}
         return Section.model_validate({"name": self.section.name, **more})
 
-    def follow(self, who_answers: _WhoAnswers) -> None:
-        """Exclude from `sample` the clients that do not take part, from now on."""
-        self._who_answers = who_answers
-        for part in self._parts:
-            part.follow(who_answers)
-
     def joined(self, roster: Roster) -> None:
         """Add clients that joined; cohorts over a part of the clients keep that part."""
         self.roster = roster
@@ -140,15 +120,16 @@ class SampledCohorts:
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
         """Group a cohort `int64 [n]` by the node that trains it, in node order; a node has several
         groups if its clients start from several parameters."""
-        groups = [clients] if self._who_answers is None else self._who_answers.groups(clients)
+        groups = [clients] if self._timeline is None else self._timeline.groups(clients)
         for group in groups:
             yield from self.roster.for_training(group)
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
         """Make cohorts of some clients `int64 [n]`, drawn by the same sampler or another."""
         chosen = self.section if sampler is None else sampler
-        part = SampledCohorts(self.experiment, self.roster, clients, chosen, self.grid)
-        part._who_answers = self._who_answers
+        part = SampledCohorts(
+            self.experiment, self.roster, clients, chosen, self.grid, self._timeline
+        )
         self._parts.append(part)
         return part
 
@@ -166,8 +147,8 @@ class SampledCohorts:
 
     def sample(self, round_number: int) -> np.ndarray:
         """Cohort of a round, `int64 [clients]`, ascending."""
-        if self._who_answers is not None:
-            return self._who_answers.cohort(round_number, self)
+        if self._timeline is not None:
+            return self._timeline.cohort(round_number, self)
         return self.drawn(round_number)
 
     def drawn(self, round_number: int, present: np.ndarray | None = None) -> np.ndarray:
@@ -393,57 +374,3 @@ class SynchronousTimeline(Timeline):
             return f"All {asked} replies were in time."
         share = late / asked
         return f"{late} of {asked} replies ({share:.1%}) were late or missing, and were dropped."
-
-
-# Checks of experiments and strategies with simulated time.
-
-
-def time_needed(table: str) -> ExperimentError:
-    """Error for a table that needs simulated time, without `[devices]`."""
-    return ExperimentError(
-        f"[{table}] needs simulated or real reply times of devices",
-        expected="[devices] in a simulation" + (", or real nodes" if table == "closing" else ""),
-        fix="add [devices], such as --set 'devices={}'",
-    )
-
-
-def check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
-    """Check that a strategy sends the global parameters to clients by id.
-
-    Args:
-        strategy: that of the experiment.
-        table: the table that needs it.
-
-    Returns:
-        The strategies of its phases.
-
-    Raises:
-        ExperimentError: it does not.
-    """
-    parts = parts_of(strategy)
-    if not all(isinstance(p, CohortStrategy) for p in parts) or any(
-        isinstance(part, GeneratingStrategy) for part in parts
-    ):
-        raise ExperimentError(
-            f"strategy {type(strategy).__name__!r} does not work with [{table}]",
-            expected="a strategy of fedrec's that sends the global parameters to its clients",
-            fix=f"set strategy.name = 'reptile', or leave out [{table}]",
-        )
-    return parts
-
-
-def check_personal_noise(experiment: Experiment) -> None:
-    """Check that users' own budgets, which count requests, are not combined with late devices,
-    where more clients are asked than reply.
-
-    Raises:
-        ExperimentError: they are.
-    """
-    known_cohorts = experiment.known_cohorts
-    if known_cohorts and isinstance(experiment.settings(STEP), PersonalNoise):
-        raise ExperimentError(
-            "users' own budgets count the rounds in which they are asked, but late devices upload"
-            " in others",
-            got=f"step {experiment.step.name!r}",
-            fix="leave these tables out, or choose a step without users' own noise",
-        )

@@ -46,6 +46,10 @@ class Evaluator:
         experiment: the resolved experiment.
         federation: the nodes and their clients.
         generating: the strategy, if it generates the parameters of each client.
+
+    Raises:
+        ExperimentError: no client has held-out rows, or the server generates parameters that would
+            be fine-tuned, or does not know some clients.
     """
 
     def __init__(
@@ -58,17 +62,15 @@ class Evaluator:
         self.federation = federation
         self.generating = generating
         self.metrics = Metrics(experiment.task, experiment.evaluation)
+        self.fine_tunes = experiment.fine_tune_step().options["epochs"] > 0
+        """True if held-out users fine-tune before they are tested."""
+        self._check_settings()
 
-    def check_settings(self) -> None:
-        """Check that the final evaluation can succeed.
-
-        Raises:
-            ExperimentError: no client has held-out rows, or the server generates parameters that
-                would be fine-tuned, or does not know some clients.
-        """
+    def _check_settings(self) -> None:
+        """Check that the final evaluation can succeed."""
         evaluation = self.experiment.evaluation
         tuned = self.experiment.fine_tune_step()
-        if getattr(resolve(STEP, tuned.name), "generated", False) and tuned.options["epochs"]:
+        if getattr(resolve(STEP, tuned.name), "generated", False) and self.fine_tunes:
             raise ExperimentError(
                 f"parameters that the server generates for step {tuned.name!r} cannot be fine-tuned"
                 " on the device",
@@ -83,7 +85,14 @@ class Evaluator:
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
         if self.generating is not None:
-            _check_known(self.sampled_clients(evaluation.final_users), roster.training)
+            clients = self.sampled_clients(evaluation.final_users)
+            unknown = np.setdiff1d(clients, roster.training)
+            if len(unknown):
+                raise ExperimentError(
+                    "the server has no parameters for some test users, as it generates them from"
+                    f" the ids of training users: {len(unknown)} of {len(clients)} do not train",
+                    fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",
+                )
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
         """Draw a fixed sample of `count` clients with held-out rows, `int64 [clients]`, ascending;
@@ -122,7 +131,7 @@ class Evaluator:
         order = EvaluateOrder(
             round_number, None, step_table(step), each, held_out, sums and not untrusted
         )
-        tuned = fine_tune and has_fine_tuning(self.experiment)
+        tuned = fine_tune and self.fine_tunes
         size = FINE_TUNED_WAVE if each or tuned else SHARED_WAVE
         groups = list(self.federation.roster.by_node(clients))
         parts: list[Evaluated] = []
@@ -216,21 +225,6 @@ class Evaluator:
             step
             if fine_tune
             else Section.model_validate({"name": step.name, **step.options, "epochs": 0})
-        )
-
-
-def has_fine_tuning(experiment: Experiment) -> bool:
-    """True if held-out users fine-tune before they are tested."""
-    return experiment.fine_tune_step().options["epochs"] > 0
-
-
-def _check_known(clients: np.ndarray, training: np.ndarray) -> None:
-    unknown = np.setdiff1d(clients, training)
-    if len(unknown):
-        raise ExperimentError(
-            "the server has no parameters for some test users, as it generates them from the ids of"
-            f" training users: {len(unknown)} of {len(clients)} do not train",
-            fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",
         )
 
 

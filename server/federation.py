@@ -14,10 +14,12 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedrec.components.registry import STEP
 from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import AsynchronousConfig
+from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -36,13 +38,10 @@ from server.cohort import (
     SampledCohorts,
     SynchronousTimeline,
     Timeline,
-    check_named_clients,
-    check_personal_noise,
-    time_needed,
 )
 from server.nodes import DroppedReplies, Roster, answers, call_roster
 from server.privacy.secure_sums import secure_sums
-from strategies.base import more_than_sums
+from strategies.base import CohortStrategy, GeneratingStrategy, more_than_sums, parts_of
 
 
 def node_names(grid: Grid) -> Mapping[str, str]:
@@ -58,14 +57,15 @@ class Federation:
         grid: connection to the nodes.
 
     Raises:
-        ExperimentError: users' own budgets are combined with late devices.
+        ExperimentError: users' own budgets are combined with late devices, or rounds close early
+            without simulated time.
     """
 
     untrusted = False
     """True if nodes are untrusted."""
 
     def __init__(self, experiment: Experiment, grid: Grid) -> None:
-        check_personal_noise(experiment)
+        _check_personal_noise(experiment)
         self.experiment = experiment
         self.grid = grid
         self.timeout = experiment.engine.timeout
@@ -76,6 +76,8 @@ class Federation:
         self.roster = self._first_roster()
         self.secure = secure_sums(experiment, grid, self.roster, self.dropped)
         """Secure aggregation; None if nodes send their sums unmasked."""
+        self.timeline = self._timeline()
+        """Simulated time of rounds; None without simulated devices."""
 
     @property
     def members(self) -> Roster:
@@ -86,23 +88,18 @@ class Federation:
         """Look for new nodes; returns True if `roster` has changed."""
         return False
 
-    def timeline(self, strategy: Strategy) -> Timeline | None:
-        """Make the simulated time of rounds; None without simulated devices.
-
-        Args:
-            strategy: the run's strategy.
+    def check_strategy(self, strategy: Strategy) -> None:
+        """Check that a strategy works with these nodes.
 
         Raises:
-            ExperimentError: rounds close early without simulated time, or the strategy or step does
-                not support it.
+            ExperimentError: it waits for more nodes than exist, does not support simulated devices,
+                or needs more than the sum that secure aggregation provides.
         """
-        experiment = self.experiment
-        if experiment.devices is not None:
-            check_named_clients(strategy, "devices")
-            return SynchronousTimeline(experiment, experiment.devices)
-        if experiment.closing is not None:
-            raise time_needed("closing")
-        return None
+        if self.secure is not None:
+            _check_additive(strategy)
+        _check_enough_nodes(strategy, len(self.roster.nodes))
+        if self.timeline is not None:
+            _check_named_clients(strategy, "devices")
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """Request initial parameters from one node, as the server need not have the catalogue; all
@@ -165,6 +162,14 @@ class Federation:
             return messages, self.secure.send_and_receive(messages)
         return messages, self.grid.send_and_receive(messages, timeout=self.timeout)
 
+    def _timeline(self) -> Timeline | None:
+        experiment = self.experiment
+        if experiment.devices is not None:
+            return SynchronousTimeline(experiment, experiment.devices)
+        if experiment.closing is not None:
+            raise _time_needed("closing")
+        return None
+
     def _first_roster(self) -> Roster:
         return call_roster(self.grid, timeout=self.timeout)
 
@@ -176,6 +181,95 @@ class Federation:
     ) -> list[Message]:
         """Validate replies; all are accepted, as the nodes are trusted."""
         return replies
+
+
+# Checks of experiments and strategies with simulated time.
+
+
+def _time_needed(table: str) -> ExperimentError:
+    """Error for a table that needs simulated time, without `[devices]`."""
+    return ExperimentError(
+        f"[{table}] needs simulated or real reply times of devices",
+        expected="[devices] in a simulation" + (", or real nodes" if table == "closing" else ""),
+        fix="add [devices], such as --set 'devices={}'",
+    )
+
+
+def _check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
+    """Check that a strategy sends the global parameters to clients by id.
+
+    Args:
+        strategy: that of the experiment.
+        table: the table that needs it.
+
+    Returns:
+        The strategies of its phases.
+
+    Raises:
+        ExperimentError: it does not.
+    """
+    parts = parts_of(strategy)
+    if not all(
+        isinstance(p, CohortStrategy) and not isinstance(p, GeneratingStrategy) for p in parts
+    ):
+        raise ExperimentError(
+            f"strategy {type(strategy).__name__!r} does not work with [{table}]",
+            expected="a strategy of fedrec's that sends the global parameters to its clients",
+            fix=f"set strategy.name = 'reptile', or leave out [{table}]",
+        )
+    return parts
+
+
+def _check_personal_noise(experiment: Experiment) -> None:
+    """Check that users' own budgets, which count requests, are not combined with late devices,
+    where more clients are asked than reply.
+
+    Raises:
+        ExperimentError: they are.
+    """
+    known_cohorts = experiment.known_cohorts
+    if known_cohorts and isinstance(experiment.settings(STEP), PersonalNoise):
+        raise ExperimentError(
+            "users' own budgets count the rounds in which they are asked, but late devices upload"
+            " in others",
+            got=f"step {experiment.step.name!r}",
+            fix="leave these tables out, or choose a step without users' own noise",
+        )
+
+
+def _check_additive(strategy: Strategy) -> None:
+    """Check that a strategy needs only the sum of its clients' updates.
+
+    Raises:
+        ExperimentError: it needs more.
+    """
+    for part in parts_of(strategy):
+        reason = more_than_sums(type(part))
+        if reason:
+            raise ExperimentError(
+                f"strategy {type(part).__name__!r} needs more than the sum that secure aggregation"
+                " provides",
+                got=reason,
+                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
+            )
+
+
+def _check_enough_nodes(strategy: Strategy, nodes: int) -> None:
+    """Check that a strategy does not wait for more nodes than exist: Flower's strategies would wait
+    forever.
+
+    Raises:
+        ExperimentError: its minimum is above `nodes`.
+    """
+    needed = max(
+        getattr(strategy, "min_available_nodes", 0), getattr(strategy, "min_train_nodes", 0)
+    )
+    if needed > nodes:
+        raise ExperimentError(
+            f"strategy {type(strategy).__name__!r} waits for more nodes than exist",
+            expected=f"at least {needed} nodes, not {nodes}",
+            fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
+        )
 
 
 # Asynchronous rounds of simulated devices (FedBuff, Nguyen et al. 2022, algorithm 1).
@@ -215,7 +309,7 @@ _QUEUE = np.dtype([("end", "f8"), ("client", "i8"), ("version", "i8"), ("lost", 
 """Fields of a client in training in a checkpoint."""
 
 
-class BufferedTimeline(Timeline):
+class _BufferedTimeline(Timeline):
     """Rounds of the replies that arrive first, whenever their clients started.
 
     Args:
@@ -375,17 +469,15 @@ class BufferedTimeline(Timeline):
 class AsynchronousFederation(Federation):
     """A simulation whose clients start from the parameters of several rounds."""
 
-    def timeline(self, strategy: Strategy) -> BufferedTimeline:
-        """Make the simulated time.
+    timeline: _BufferedTimeline
+
+    def check_strategy(self, strategy: Strategy) -> None:
+        """Check that a strategy works with asynchronous rounds.
 
         Raises:
-            ExperimentError: no devices are simulated, or the strategy needs more than the weighted
-                sum of its clients' updates.
+            ExperimentError: it needs more than the weighted sum of its clients' updates.
         """
-        experiment = self.experiment
-        if experiment.devices is None or experiment.asynchronous is None:
-            raise time_needed("asynchronous")
-        parts = check_named_clients(strategy, "asynchronous")
+        parts = _check_named_clients(strategy, "asynchronous")
         reason = f"{len(parts)} phases" if len(parts) > 1 else more_than_sums(type(parts[0]))
         if reason:
             raise ExperimentError(
@@ -394,13 +486,17 @@ class AsynchronousFederation(Federation):
                 got=reason,
                 fix="set strategy.name = 'reptile' or 'fed-adam', or leave out [asynchronous]",
             )
-        self._timeline = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
-        return self._timeline
+
+    def _timeline(self) -> _BufferedTimeline:
+        experiment = self.experiment
+        if experiment.devices is None or experiment.asynchronous is None:
+            raise _time_needed("asynchronous")
+        return _BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
         """Send messages as in `Federation`, with each group's start parameters and its weight in
         the sum."""
-        timeline = self._timeline
+        timeline = self.timeline
         stale: dict[tuple[int, str], int] = {}  # versions, by node and message group
         sent = []
         number = 0

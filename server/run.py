@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -30,7 +29,7 @@ from fedrec.data.malicious_users import adversary_words
 from fedrec.data.perturbation import perturbation_of
 from fedrec.data.population import POPULATIONS
 from fedrec.data.time_order import tied_share
-from fedrec.errors import RunError
+from fedrec.errors import ExperimentError, RunError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.loading import from_run_config
 from fedrec.experiment.schema import Experiment, leak_words
@@ -44,20 +43,19 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
 from fedrec.runtime.process import interrupting, raise_if_interrupted
 from server.callbacks import Callback, CallbackList
-from server.central import baseline_privacy, central_result, check_federated, run_baselines
+from server.central import baseline_privacy, central_result, run_baselines
 from server.checkpoint import (
     Checkpoints,
     RunExtension,
     State,
     as_before,
     make_strategy,
-    own_memory,
-    restore_strategy,
-    strategy_state,
+    memory_of,
+    restore,
 )
 from server.cohort import SampledCohorts
 from server.deployed.federation import DeployedGrid, federation_of
-from server.evaluation import NAME, EarlyStopping, Evaluator, ending, has_fine_tuning
+from server.evaluation import NAME, EarlyStopping, Evaluator, ending
 from server.federation import node_names
 from server.nodes import Roster, name_nodes
 from server.privacy.guard import guard_of
@@ -65,8 +63,6 @@ from server.privacy.personal_budgets import accounts_of
 from strategies.base import (
     CohortStrategy,
     GeneratingStrategy,
-    check_additive,
-    check_enough_nodes,
     check_finite,
     check_same_parameters,
     parts_of,
@@ -208,25 +204,27 @@ class Loop:
         self.run = run
         self.experiment = run.experiment
         self.callbacks = CallbackList(run.experiment, callbacks)
-        check_federated(run.experiment)
+        if not run.experiment.federated:
+            raise ExperimentError(
+                f"experiment {run.experiment.name!r} has no federated system",
+                expected="rounds = 1 or more",
+                fix="`fedrec run` runs it; attacks, audits and deployments need a federated system",
+            )
         self.federation = federation_of(run, grid)
-        self.cohorts = SampledCohorts(run.experiment, self.federation.members, grid=grid)
+        timeline = self.federation.timeline
+        self.cohorts = SampledCohorts(
+            run.experiment, self.federation.members, grid=grid, timeline=timeline
+        )
         self.strategy = make_strategy(run.experiment, self.cohorts)
-        if self.federation.secure is not None:
-            check_additive(self.strategy)
+        self.federation.check_strategy(self.strategy)
         self.guard = guard_of(run, self.strategy)
         budgets = accounts_of(run, self.strategy, self.cohorts)
         self.ledgers = [ledger for ledger in (self.guard, budgets) if ledger is not None]
-        check_enough_nodes(self.strategy, len(self.federation.roster.nodes))
-        timeline = self.federation.timeline(self.strategy)
-        if timeline is not None:
-            self.cohorts.follow(timeline)
         self.evaluator = Evaluator(
             run.experiment,
             self.federation,
             self.strategy if isinstance(self.strategy, GeneratingStrategy) else None,
         )
-        self.evaluator.check_settings()
         config = run.experiment.early_stopping
         stopping = None if config is None else EarlyStopping(run.experiment, config, self.evaluator)
         extensions = (stopping, *self.ledgers, self.federation.dropped, timeline)
@@ -260,7 +258,7 @@ class Loop:
         state, stop = self._remaining(state)
         if stop or state.round < self.experiment.rounds:
             check_finite(state.parameters, state.round, self.strategy)
-            state = dataclasses.replace(state, strategy=self._memory())
+            state = dataclasses.replace(state, strategy=memory_of(self.strategy, self.extensions))
             self.checkpoints.save(state)  # the last round, regardless of checkpoint.every
         result = self._conclude(state)
         log.info("finished: %s", result.metrics)
@@ -275,10 +273,7 @@ class Loop:
             for ledger in self.ledgers:
                 ledger.begin(self.run.status()["round"])
             return State(0, self.federation.initial_parameters())
-        names = {extension.name: extension for extension in self.extensions}
-        restore_strategy(self.strategy, own_memory(state.strategy, "", names))
-        for name, extension in names.items():
-            extension.restore(own_memory(state.strategy, name, names))
+        restore(state.strategy, self.strategy, self.extensions)
         log.info("continuing after round %d", state.round)
         return state
 
@@ -341,18 +336,10 @@ class Loop:
             "train": trained - started,
             "evaluate": ended - trained,
         }
-        memory = self._memory() if self._due(number) else {}
+        memory = memory_of(self.strategy, self.extensions) if self._due(number) else {}
         # how long a round takes depends on who is in it
         timings = [] if self.experiment.hides_cohorts else [*state.timings, timing]
         return State(number, parameters, memory, [*state.rounds, row], timings)
-
-    def _memory(self) -> dict[str, np.ndarray]:
-        """State of the strategy and of the extensions."""
-        memory = strategy_state(self.strategy)
-        for extension in self.extensions:
-            named = extension.memory().items()
-            memory |= {f"{extension.name}:{name}": array for name, array in named}
-        return memory
 
     def _train(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, dict[str, Any]]:
         # Flower's own strategies draw nodes from Python's global generator: this makes them a
@@ -416,7 +403,7 @@ class Loop:
         started = time.perf_counter()
         before = self._evaluate_all(arrays, best_round, fine_tune=False)
         shared = time.perf_counter() - started
-        tuned = has_fine_tuning(self.experiment)
+        tuned = self.evaluator.fine_tunes
         after = self._evaluate_all(arrays, best_round, fine_tune=True) if tuned else before
         reports = self._reports(state)
         result = run.result(

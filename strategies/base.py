@@ -436,41 +436,6 @@ def parts_of(strategy: Strategy) -> list[Strategy]:
     return list(strategy.phases().values()) if isinstance(strategy, CohortStrategy) else [strategy]
 
 
-def check_additive(strategy: Strategy) -> None:
-    """Check that a strategy needs only the sum of its clients' updates.
-
-    Raises:
-        ExperimentError: it needs more.
-    """
-    for part in parts_of(strategy):
-        reason = more_than_sums(type(part))
-        if reason:
-            raise ExperimentError(
-                f"strategy {type(part).__name__!r} needs more than the sum that secure aggregation"
-                " provides",
-                got=reason,
-                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
-            )
-
-
-def check_enough_nodes(strategy: Strategy, nodes: int) -> None:
-    """Check that a strategy does not wait for more nodes than exist: Flower's strategies would wait
-    forever.
-
-    Raises:
-        ExperimentError: its minimum is above `nodes`.
-    """
-    needed = max(
-        getattr(strategy, "min_available_nodes", 0), getattr(strategy, "min_train_nodes", 0)
-    )
-    if needed > nodes:
-        raise ExperimentError(
-            f"strategy {type(strategy).__name__!r} waits for more nodes than exist",
-            expected=f"at least {needed} nodes, not {nodes}",
-            fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
-        )
-
-
 def check_finite(parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy) -> None:
     """Check that no parameter has NaN or infinity after a round.
 

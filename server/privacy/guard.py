@@ -4,6 +4,7 @@ rounds, before and during the run, the ledger, the budget, and the report at the
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -11,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,11 +35,10 @@ from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import SIMULATION, caveats
 from fedrec.rng import source_of
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.files import finite, read_json, write_atomically
+from fedrec.runtime.files import finite, open_atomically, read_json, write_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from server.checkpoint import RunExtension, make_strategy, reading
 from server.cohort import SampledCohorts
-from server.privacy.personal_budgets import noise_file, read_noise, save_noise
 from strategies.base import CohortStrategy, check_private, more_than_sums, not_private
 from strategies.dp import DpFedAvg
 
@@ -534,7 +535,7 @@ class Guard(RunExtension):
         a separate file."""
         noise = {f"{phase}/": self._guarded[phase].memory for phase in self._keeping()}
         if noise:
-            save_noise(self.run, self._charges, add_prefix(noise))
+            _save_noise(self.run, self._charges, add_prefix(noise))
         return {_CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property
@@ -577,13 +578,13 @@ class Guard(RunExtension):
         """Noise that later rounds cancel, at the checkpoint with `charges` charges. If its file is
         missing, as after a finished run, noise is drawn anew and charged once more."""
         keeping = self._keeping()
-        noise = read_noise(self.run, charges) if keeping else {}
+        noise = _read_noise(self.run, charges) if keeping else {}
         if noise is None:
             self._lost.update(keeping)
             log.warning(
                 "%s is missing, as after a finished run: noise of further rounds is drawn anew, and"
                 " all rounds of phase %s are charged once more",
-                noise_file(self.run, charges),
+                _noise_file(self.run, charges),
                 ", ".join(keeping),
             )
         return noise or {}
@@ -591,3 +592,60 @@ class Guard(RunExtension):
     def _keeping(self) -> list[str]:
         """Phases whose noise a resumed run needs."""
         return [phase for phase, privacy in self._guarded.items() if privacy.keeps_noise]
+
+
+# Separate files of noise that later rounds cancel: whoever reads it can remove noise from a model,
+# so it must not be in a checkpoint, which contains one.
+#
+# A file belongs to the checkpoint with the same number of charges in the ledger. Noise is charged
+# before it is drawn, so that the number identifies it, and a round that is repeated after an
+# interruption starts with the same noise. The files are in `private/` of the run folder, readable
+# by their owner only; a finished run keeps none (`fedrec.runs.folder`).
+
+
+def _noise_file(run: RunFolder, charges: int) -> Path:
+    """File of the noise of the checkpoint with `charges` charges in the ledger."""
+    return run.path / "private" / f"noise-{charges:09d}.npz"
+
+
+def _save_noise(run: RunFolder, charges: int, noise: Mapping[str, np.ndarray]) -> None:
+    """Write the noise of a checkpoint, before the checkpoint itself, and delete that of deleted
+    checkpoints.
+
+    Args:
+        run: the run folder.
+        charges: number of charges in the ledger at this checkpoint.
+        noise: named arrays.
+
+    Raises:
+        RunError: it cannot be written; the earlier files are intact.
+    """
+    file = _noise_file(run, charges)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.parent.chmod(0o700)
+    with open_atomically(file, mode=0o600) as opened:
+        np.savez(opened, **noise)  # pyright: ignore[reportArgumentType]
+    # one more than there are checkpoints, as the new one is not yet written
+    for old in sorted(file.parent.glob("noise-*.npz"))[: -run.experiment.checkpoint.keep - 1]:
+        old.unlink()
+
+
+def _read_noise(run: RunFolder, charges: int) -> dict[str, np.ndarray] | None:
+    """Read the noise of the checkpoint with `charges` charges; None without a file.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    file = _noise_file(run, charges)
+    if not file.exists():
+        return None
+    expected = "the noise of earlier rounds, as written by fedrec"
+    fix = (
+        "restore it from a backup, or delete it: later noise is then drawn anew, and all rounds of"
+        " its phase are charged once more"
+    )
+    with (
+        reading(file, expected, fix),
+        np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive,
+    ):
+        return dict(archive)

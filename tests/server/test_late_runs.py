@@ -24,7 +24,7 @@ from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
 from server.cohort import closed
-from server.federation import AsynchronousFederation, BufferedTimeline
+from server.federation import AsynchronousFederation, _BufferedTimeline
 from server.nodes import Roster
 from server.run import announce_paths, warn_without_user_features
 from strategies.sums import Reptile, ReptileConfig
@@ -227,7 +227,7 @@ def timeline(load_tiny):
     def make(*more):
         settings = ("devices={examples=1}", "asynchronous={concurrency=2}", "sampler.cohort=1")
         experiment = load_tiny(*settings, *more)
-        found = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
+        found = _BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
         found.devices = ByHand(experiment.devices, 0)
         found.announce(THETA)
         return found
@@ -294,7 +294,7 @@ def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline
     )
     strategy = Reptile(ReptileConfig(server_lr=1.0), cohorts, {"name": "sgd"})
     federation = object.__new__(AsynchronousFederation)
-    federation._timeline, federation.secure, federation.timeout = found, None, 1.0
+    federation.timeline, federation.secure, federation.timeout = found, None, 1.0
 
     def answered(messages, timeout):
         (message,) = messages

@@ -28,7 +28,7 @@ from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible, torch_stream
 from fedrec.training.results import Dense
-from server.checkpoint import restore_strategy, strategy_state
+from server.checkpoint import memory_of, restore
 from strategies.base import Aggregate, more_than_sums
 from strategies.dp import DpFedAvg
 from strategies.sums import FedAdam as FedAdamFedAdam
@@ -304,10 +304,10 @@ def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):
     strategy.history = [arrays["w"], arrays["w"] * 2]
     strategy.last = arrays["w"] * 3
     strategy.record, strategy.rounds_seen = to_record(arrays), 7
-    memory = strategy_state(strategy)
+    memory = memory_of(strategy, [])
     assert all(isinstance(value, np.ndarray) for value in memory.values())
     fresh = FedAdam()
-    restore_strategy(fresh, memory)
+    restore(memory, fresh, [])
     assert (
         fresh.eta == 0.25 and fresh.rounds_seen == 7 and isinstance(fresh.min_available_nodes, int)
     )
