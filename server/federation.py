@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of a run as the loop sees them, and the exchange of messages with them, also in asynchronous
-rounds."""
+"""Nodes of a run as the loop sees them, and the exchange of messages with them, in synchronous and
+asynchronous rounds."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ class _BufferedTimeline(Timeline):
             self.versions[0] = _copies(theta)
         return super().announce(theta)
 
-    def version_of(self, client: int) -> int:
+    def _version_of(self, client: int) -> int:
         """Return the round of the parameters that a client of the current round was sent."""
         return self._answers[client]
 
@@ -503,7 +503,7 @@ class AsynchronousFederation(Federation):
         for message in messages:
             order = unpack_order(TrainOrder, message.content)
             number = order.round
-            version = timeline.version_of(int(order.clients[0]))  # type: ignore[index]
+            version = timeline._version_of(int(order.clients[0]))  # type: ignore[index]
             if version < number - 1:
                 node = message.metadata.dst_node_id
                 group = message.metadata.group_id

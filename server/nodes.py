@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of a run: their replies, dropped replies, item requests, and the clients that each hosts."""
+"""Nodes of a run: their replies, dropped replies, item requests, and the clients of each."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ _CLIENT_COST = 40
 _STEP_COST = 0.1
 
 
-def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
+def _balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
     """Balance clients between nodes, so that all nodes end at about the same time.
 
     Args:
@@ -357,7 +357,7 @@ class Roster:
             yield from self.by_node(clients)
             return
         work = self._work[np.searchsorted(self.training, clients)]
-        for node, share in zip(self.nodes, balanced(work, len(self.nodes)), strict=True):
+        for node, share in zip(self.nodes, _balanced(work, len(self.nodes)), strict=True):
             if len(share):
                 yield node, clients[share]
 

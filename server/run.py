@@ -81,7 +81,7 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
         KeyboardInterrupt: the user stopped the run; likewise.
     """
     with _status(run, node_names(grid)):
-        return Loop(run, grid, callbacks).execute()
+        return _Loop(run, grid, callbacks).execute()
 
 
 def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
@@ -191,7 +191,7 @@ _LARGE = 2**22  # numbers in a table
 _STALE = 1.0  # seconds between writes of the tables, which may take longer than a round
 
 
-class Loop:
+class _Loop:
     """Runs an experiment on a grid, from the newest checkpoint of its run folder to the end.
 
     Args:
@@ -247,10 +247,10 @@ class Loop:
                 part.check_parameters(state.parameters)
         run_baselines(self.run, self.callbacks)  # after the settings are checked
         if state.round == 0:
-            warn_without_user_features(self.experiment, state.parameters)
+            _warn_without_user_features(self.experiment, state.parameters)
         state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
         steps = [section.name for section in self.experiment.steps().values()]
-        announce_paths(self.federation.roster, steps, self._tell)
+        _announce_paths(self.federation.roster, steps, self._tell)
         self.callbacks.tell("on_start", self.run, state.round + 1, self.experiment.rounds)
         for extension in self.extensions:
             for line in extension.announce(state.parameters):
@@ -506,7 +506,7 @@ _COMPILED = {
 """Descriptions by name of a compiled function."""
 
 
-def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], None]) -> None:
+def _announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], None]) -> None:
     """Report the training path of each step, if nodes report it.
 
     Args:
@@ -535,7 +535,7 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
 # Warning before training if a model represents users by features that the data lack.
 
 
-def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]) -> None:
+def _warn_without_user_features(experiment: Experiment, parameters: Iterable[str]) -> None:
     """Log a warning if the shared model would rank alike for all users.
 
     Args:

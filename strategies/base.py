@@ -281,7 +281,10 @@ class CohortStrategy(_LoopEvaluates):
             return self._aggregate_each(server_round, [unpack_each(m.content) for m in good])
         sums = [unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
-        reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
+        # cohorts are secret in secure mode: then the expected number is reported
+        reported = clients
+        if self.privacy is not None and self.privacy.hides_cohorts:
+            reported = round(self.privacy.plan.denominator)
         metrics = MetricRecord(
             {
                 "num-clients": reported,
@@ -422,12 +425,6 @@ def check_private(strategy: CohortStrategy) -> None:
         reason = f"weighting {strategy.weighting!r}: a client's share of the sum is unbounded"
     if reason:
         raise not_private(strategy, reason)
-
-
-def protect(strategy: CohortStrategy, privacy: DpFedAvg) -> None:
-    """Make the rounds of a strategy differentially private; see `check_private` for errors."""
-    check_private(strategy)
-    strategy.privacy = privacy
 
 
 def parts_of(strategy: Strategy) -> list[Strategy]:

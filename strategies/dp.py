@@ -86,11 +86,6 @@ class DpFedAvg:
         released = self._noisy(round_number, total, theta, answered)
         return {name: released.get(name, _nothing(value)) for name, value in theta.items()}
 
-    def reported_clients(self, clients: int) -> int:
-        """Number of clients in a round's metrics: in secure mode the expected one, as cohorts are
-        secret."""
-        return round(self.plan.denominator) if self.hides_cohorts else clients
-
     @property
     def hides_cohorts(self) -> bool:
         """True if the cohorts, and all counts of their clients, are secret."""

@@ -476,7 +476,7 @@ class Fcf(CohortStrategy):
         Raises:
             ExperimentError: the model has no such parameters, or its clients send moments.
         """
-        check_model(theta, moments=False)
+        _check_model(theta, moments=False)
         factors = theta[FACTORS].astype(np.float64)
         gradient = self.gradient(factors, summed(aggregate, theta, len(self.cohorts.clients)))
         steps = self._moments.steps({FACTORS: gradient}, self.config.rate(aggregate.round))
@@ -503,7 +503,7 @@ def with_factors(theta: dict[str, np.ndarray], factors: np.ndarray) -> dict[str,
     return {**theta, FACTORS: factors, "item.gram": factors.T @ factors}
 
 
-def check_model(theta: dict[str, np.ndarray], *, moments: bool) -> None:
+def _check_model(theta: dict[str, np.ndarray], *, moments: bool) -> None:
     """Check that the model is implicit matrix factorization.
 
     Raises:
@@ -561,7 +561,7 @@ class FedAls(CohortStrategy):
         Raises:
             ExperimentError: the model has no such parameters, or its clients send no moments.
         """
-        check_model(theta, moments=True)
+        _check_model(theta, moments=True)
         sums = {
             name: torch.from_numpy(value)
             for name, value in summed(aggregate, theta, len(self.cohorts.clients)).items()

@@ -244,7 +244,7 @@ TASK_IDENTITY = "from flwr.supercore.task_identity import TaskIdentity"
 CONTROL = "from flwr.supercore.control import ControlHttpClient"
 REFUSED = [
     ("fedrec/rng.py", "import clients.app"),
-    ("fedrec/rng.py", "def f():\n    from server.run import Loop"),
+    ("fedrec/rng.py", "def f():\n    from server.run import execute"),
     ("fedrec/models/privrec.py", "import numpy, ray.util"),
     ("fedrec/models/privrec.py", "from flwr.app import Message"),
     ("clients/app.py", "from strategies.base import Cohorts"),
@@ -265,7 +265,7 @@ RIGHT = [
     ("server/run.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
     ("simulations/engines/grid.py", TASK_IDENTITY),
     ("simulations/deployment/flower.py", CONTROL),
-    ("simulations/runner.py", "import ray\nfrom server.run import Loop\nimport clients.app"),
+    ("simulations/runner.py", "import ray\nfrom server.run import execute\nimport clients.app"),
 ]
 
 

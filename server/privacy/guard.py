@@ -126,7 +126,7 @@ class PhasePlans:
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
             )
         cohorts = SampledCohorts.without_nodes(experiment, clients)
-        strategy = private_strategy(make_strategy(experiment, cohorts))
+        strategy = _private_strategy(make_strategy(experiment, cohorts))
         return cls.of(experiment, experiment.privacy, strategy)
 
     def event(self, phase: str) -> Event:
@@ -182,15 +182,6 @@ class PhasePlans:
                 f" {len(self.order)} rounds."
             )
 
-    def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """Compare the noise of a round with the largest possible sum of clipped updates, in a line
-        per phase with noise."""
-        return [
-            line
-            for phase in dict.fromkeys(self.order)
-            for line in _noise_and_signal(phase, self.plans[phase], theta)
-        ]
-
     def _accountant(self, rounds: int) -> Accountant:
         accountant = Accountant(self.config.backend)
         for phase, count in Counter(self.order[:rounds]).items():
@@ -205,7 +196,7 @@ def _malicious(experiment: Experiment) -> np.ndarray:
     return np.empty(0, dtype=np.int64) if adversary is None else adversary.malicious
 
 
-def private_strategy(strategy: Strategy) -> CohortStrategy:
+def _private_strategy(strategy: Strategy) -> CohortStrategy:
     """Check that a strategy can be made private, and return it.
 
     Raises:
@@ -318,7 +309,7 @@ def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
     config = run.experiment.privacy
     if config is None:
         return None
-    return Guard(run, config, private_strategy(strategy))
+    return Guard(run, config, _private_strategy(strategy))
 
 
 class Guard(RunExtension):
@@ -371,7 +362,7 @@ class Guard(RunExtension):
             RunError: it has none.
         """
         if rounds:
-            self.check_charges(1)
+            self._check_charges(1)
 
     def why_stop(self, round_number: int) -> str:
         """Return the reason to stop if the budget does not cover a round; else empty."""
@@ -380,7 +371,7 @@ class Guard(RunExtension):
 
     def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return the epsilon spent so far."""
-        return {"epsilon": self.epsilon()}
+        return {"epsilon": self._epsilon()}
 
     def report(self, rounds: int) -> dict[str, Any]:
         """Report the privacy cost of the run."""
@@ -508,13 +499,19 @@ class Guard(RunExtension):
                 " CohortStrategy.aggregate_train; the previous checkpoint is intact",
             )
 
-    def epsilon(self) -> float:
+    def _epsilon(self) -> float:
         """Epsilon spent so far."""
         return self.ledger.spent(self.phases.delta).epsilon
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """Compare the noise with the signal, see `PhasePlans.noise_lines`."""
-        self._beside = self.phases.noise_lines(theta)
+        """Compare the noise of a round with the largest possible sum of clipped updates, in a line
+        per phase with noise."""
+        plans = self.phases.plans
+        self._beside = [
+            line
+            for phase in dict.fromkeys(self.phases.order)
+            for line in _noise_and_signal(phase, plans[phase], theta)
+        ]
         return self._beside
 
     def _populations(self) -> dict[str, int]:
@@ -536,13 +533,13 @@ class Guard(RunExtension):
         noise = {f"{phase}/": self._guarded[phase].memory for phase in self._keeping()}
         if noise:
             _save_noise(self.run, self._charges, add_prefix(noise))
-        return {_CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
+        return {_CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self._epsilon())}
 
     @property
     def _charges(self) -> int:
         return sum(charge.count for charge in self.ledger.charges)
 
-    def check_charges(self, charges: int, spent: float = 0.0) -> None:
+    def _check_charges(self, charges: int, spent: float = 0.0) -> None:
         """Check that the ledger has all known charges of the run.
 
         Args:
@@ -552,12 +549,12 @@ class Guard(RunExtension):
         Raises:
             RunError: some are missing.
         """
-        if self._charges < charges or (charges and self.epsilon() < spent * (1 - 1e-9)):
+        if self._charges < charges or (charges and self._epsilon() < spent * (1 - 1e-9)):
             raise RunError(
                 f"{self.ledger.path} does not contain all charges of the run",
                 expected=f"at least {charges} charges, as the newest checkpoint says"
                 + (f", and epsilon {spent:.6g}" if spent else ""),
-                got=f"{self._charges}, and epsilon {self.epsilon():.6g}",
+                got=f"{self._charges}, and epsilon {self._epsilon():.6g}",
                 fix="restore the file from a backup; without it the privacy spent is unknown",
             )
 
@@ -569,7 +566,7 @@ class Guard(RunExtension):
                 later rounds cancel is damaged.
         """
         charges = int(memory[_CHARGES])
-        self.check_charges(charges, float(memory[_SPENT]))
+        self._check_charges(charges, float(memory[_SPENT]))
         noise = self._saved_noise(charges)
         for phase in self._keeping():
             self._guarded[phase].memory = strip_prefix(f"{phase}/", noise)

@@ -33,7 +33,7 @@ from strategies.base import Cohorts, CohortStrategy
 log = logging.getLogger("fedrec")
 
 
-def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> PersonalAccounts | None:
+def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> _PersonalAccounts | None:
     """Make the accounts of a run; None if users add no noise.
 
     Raises:
@@ -53,7 +53,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
             "uploads of single users cannot be counted where cohorts are secret",
             fix="leave out [privacy] and set step.noise = 'secure'",
         )
-    return PersonalAccounts(
+    return _PersonalAccounts(
         run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients
     )
 
@@ -73,7 +73,7 @@ def check_no_phases(experiment: Experiment) -> None:
         )
 
 
-class PersonalAccounts(RunExtension):
+class _PersonalAccounts(RunExtension):
     """Privacy budget spent by each user of a run.
 
     Args:
@@ -188,7 +188,7 @@ class PersonalAccounts(RunExtension):
 
     def _rounds(self) -> list[int]:
         """Rounds in which clients were asked, in order, if recorded."""
-        return uploads_in(self._file) if self._file.exists() else []
+        return _uploads_in(self._file) if self._file.exists() else []
 
     def report(self, rounds: int) -> dict[str, Any]:
         """Write `epsilons.csv`, and return the report."""
@@ -198,7 +198,7 @@ class PersonalAccounts(RunExtension):
         return {"mode": self.settings.mode, "users": summary(table), "in words": lines}
 
 
-def uploads_in(file: Path) -> list[int]:
+def _uploads_in(file: Path) -> list[int]:
     """Read the rounds in which clients were asked, in order, from their file.
 
     Raises:

@@ -84,7 +84,7 @@ class _WholeFederation(Roster):
 
 def secure_sums(
     experiment: Experiment, grid: Grid, roster: Roster, dropped: DroppedReplies | None = None
-) -> SecureSums | None:
+) -> _SecureSums | None:
     """Make the secure aggregation of an experiment; None without it.
 
     Raises:
@@ -100,10 +100,10 @@ def secure_sums(
             got=f"{len(roster.nodes)}",
             fix=f"set engine.nodes = {settings.least_nodes} or more",
         )
-    return SecureSums(experiment, settings, grid, roster, dropped)
+    return _SecureSums(experiment, settings, grid, roster, dropped)
 
 
-class SecureSums:
+class _SecureSums:
     """Secure aggregation that replies to training orders with the sum of all nodes.
 
     Args:

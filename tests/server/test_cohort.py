@@ -12,7 +12,7 @@ from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
 from fedrec.protocol.messages import pack_presence
 from fedrec.protocol.orders import Presence
 from server.checkpoint import Checkpoints, State
-from server.nodes import Roster, balanced, call_roster
+from server.nodes import Roster, _balanced, call_roster
 from server.samplers import (
     FixedSizeConfig,
     FixedSizeSampler,
@@ -167,7 +167,7 @@ def test_nodes_that_may_train_each_others_clients_share_the_work():
 @pytest.mark.usefixtures("identity")
 def test_work_is_shared_evenly_and_no_client_is_lost():
     work = np.random.default_rng(0).lognormal(4.5, 1.0, 200).astype(int) + 1
-    shares = balanced(work, 3)
+    shares = _balanced(work, 3)
     assert sorted(np.concatenate(shares).tolist()) == list(range(200))
     loads = [work[share].sum() for share in shares]
     assert max(loads) < 1.15 * min(loads)

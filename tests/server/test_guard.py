@@ -26,7 +26,7 @@ from fedrec.runs.folder import RunFolder
 from server import cohort as selection
 from server.callbacks import Callback, Progress
 from server.privacy.guard import Guard
-from server.run import Loop
+from server.run import _Loop
 from simulations import runner
 from simulations.cli.finishing import print_table
 from simulations.engines import grid
@@ -212,7 +212,7 @@ RESUMED = {
 def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, case):
     settings = (PRIVATE, *RESUMED[case], "rounds=4", *CHEAP)
     whole = run_tiny(*settings, output="whole")
-    crash_in_round(monkeypatch, 3, (Loop, "_train"))
+    crash_in_round(monkeypatch, 3, (_Loop, "_train"))
     with pytest.raises(Broken):
         run_tiny(*settings, output="broken")
     result = runner.resume(tmp_path / "broken")
@@ -439,7 +439,7 @@ def test_a_run_whose_ledger_lost_charges_is_not_resumed(
     run_tiny, tmp_path, monkeypatch, how, checkpoints
 ):
     """Resumed without these charges, a run would report too small an epsilon."""
-    crash_in_round(monkeypatch, 4, (Loop, "_train"))
+    crash_in_round(monkeypatch, 4, (_Loop, "_train"))
     with pytest.raises(Broken):
         run_tiny(PRIVATE, "rounds=4", *CHEAP, output="broken")
     file = tmp_path / "broken" / "privacy.jsonl"
@@ -506,7 +506,7 @@ def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monk
 
 
 class OwnRounds(Reptile):
-    """Aggregates by itself and keeps the default `protect`."""
+    """Aggregates by itself."""
 
     def aggregate_train(self, server_round, replies):
         sums = [unpack_sum(reply.content) for reply in replies]

@@ -26,7 +26,7 @@ from fedrec.report.rows import named
 from server.cohort import closed
 from server.federation import AsynchronousFederation, _BufferedTimeline
 from server.nodes import Roster
-from server.run import announce_paths, warn_without_user_features
+from server.run import _announce_paths, _warn_without_user_features
 from strategies.sums import Reptile, ReptileConfig
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
@@ -362,7 +362,7 @@ def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
     own = [name for name in paths if ":" not in name]
-    announce_paths(cast(Roster, roster), own, lines.append)
+    _announce_paths(cast(Roster, roster), own, lines.append)
     assert called == ([] if cached else wanted) and len(lines) == 1 + len(called)
     assert all(f"step {step}: {path}" in lines[0] for step, path in paths.items())
 
@@ -382,5 +382,5 @@ def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
 def test_a_model_of_features_is_warned_of_data_without_features(
     load_tiny, caplog, model, parameters, warned
 ):
-    warn_without_user_features(load_tiny(f"model={model}"), parameters)
+    _warn_without_user_features(load_tiny(f"model={model}"), parameters)
     assert any("represents users by features" in line for line in caplog.messages) == warned

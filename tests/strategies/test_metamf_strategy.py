@@ -24,8 +24,8 @@ from strategies.per_client import (
     GpfedrecStrategyConfig,
     MetaMfStrategy,
     MetaMfStrategyConfig,
-    Uploads,
-    edges,
+    _edges,
+    _Uploads,
 )
 from tests.runs import parameters_in
 
@@ -67,8 +67,8 @@ def test_neighbours_above_the_mean_similarity_by_hand():
     remains."""
     third = 1 / 3
     wanted = [[third] * 3 + [0], [third] * 3 + [0], [third] * 3 + [0], [0, 0, 0, 1]]
-    np.testing.assert_allclose(edges(COSINES), wanted)
-    np.testing.assert_array_equal(edges(np.ones((2, 2))), [[1, 0], [1, 0]])
+    np.testing.assert_allclose(_edges(COSINES), wanted)
+    np.testing.assert_array_equal(_edges(np.ones((2, 2))), [[1, 0], [1, 0]])
 
 
 def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
@@ -129,14 +129,14 @@ def check_a_random_history(seed):
     random = np.random.default_rng(seed)
     clients, items, width = (int(random.integers(1, most)) for most in (40, 30, 12))
     limit = int(random.integers(1, clients + 1)) if random.random() < 0.5 else None
-    kept, tables = Uploads(limit), Tables(limit)
+    kept, tables = _Uploads(limit), Tables(limit)
     for _ in range(random.integers(1, 5)):
         requests, values = drawn(random, clients, items, width)
         kept.remember(requests, values)
         tables.remember(requests, values, items)
         if random.random() < 0.3:
             state = kept.state()
-            kept = Uploads(limit)
+            kept = _Uploads(limit)
             kept.restore(state)
             assert all(np.array_equal(one, state[name]) for name, one in kept.state().items())
     assert kept.state()["clients"].tolist() == list(tables.kept)
