@@ -3,8 +3,6 @@
 
 import json
 import types
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -25,8 +23,6 @@ from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
 from server.cohort import closed
 from server.federation import AsynchronousFederation, _BufferedTimeline
-from server.nodes import Roster
-from server.run import _announce_paths, _warn_without_user_features
 from strategies.sums import Reptile, ReptileConfig
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
@@ -339,48 +335,3 @@ def test_answers_by_hand(settings, taken, at):
         np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings)
     )
     assert tuple(indices.tolist()) == taken and closes == start + at
-
-
-# What is said of training paths, and compiled before the first round.
-
-
-@pytest.mark.parametrize(
-    ("paths", "wanted"),
-    [
-        ({"sgd": "kernel"}, ["train_clients"]),
-        ({"sequence": "blocks", "fedrap": "kernel"}, ["train_additive"]),
-        ({"sgd": "blocks (a reason)"}, []),
-        ({"os:system": "kernel"}, []),
-    ],
-)
-@pytest.mark.parametrize("cached", [False, True])
-def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
-    """Of the experiment's own steps: what nodes report names nothing that is imported."""
-    called = []
-    monkeypatch.setattr("server.run.is_compiled", lambda *_, **__: cached)
-    monkeypatch.setattr("fedrec.training.kernel.compile_ahead", called.append)
-    lines = []
-    roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
-    own = [name for name in paths if ":" not in name]
-    _announce_paths(cast(Roster, roster), own, lines.append)
-    assert called == ([] if cached else wanted) and len(lines) == 1 + len(called)
-    assert all(f"step {step}: {path}" in lines[0] for step, path in paths.items())
-
-
-# The warning about users whom a model cannot tell apart.
-
-
-@pytest.mark.parametrize(
-    ("model", "parameters", "warned"),
-    [
-        ("{name='privrec'}", ["item.id"], True),
-        ("{name='privrec'}", ["item.id", "user.group"], False),
-        ("{name='privrec', features=false}", ["item.id"], False),
-        ("{name='mf'}", ["item.factors"], False),
-    ],
-)
-def test_a_model_of_features_is_warned_of_data_without_features(
-    load_tiny, caplog, model, parameters, warned
-):
-    _warn_without_user_features(load_tiny(f"model={model}"), parameters)
-    assert any("represents users by features" in line for line in caplog.messages) == warned
