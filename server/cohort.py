@@ -262,10 +262,6 @@ class Timeline(RunExtension):
         the round is complete."""
 
     @abstractmethod
-    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
-        """Complete the planned round; returns its counts, such as late clients."""
-
-    @abstractmethod
     def _in_words(self) -> str:
         """Describe the totals in a sentence."""
 

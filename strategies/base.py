@@ -99,18 +99,6 @@ class Cohorts(Protocol):
         ...
 
 
-class Memory(Protocol):
-    """Object with state between rounds."""
-
-    def state(self) -> Mapping[str, np.ndarray]:
-        """Return the state as named arrays."""
-        ...
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Aggregate:
     """Aggregated replies of a round.
@@ -174,7 +162,8 @@ class CohortStrategy(_LoopEvaluates):
         reply: type of the nodes' replies: the sum of their clients' updates, or the update of each.
             `each` excludes secure aggregation and the user-level guarantee of `[privacy]`.
         weighting: weight of a client's update in the sum.
-        memories: objects with state between rounds, by the prefix of their arrays' names.
+        memories: objects whose `state()` and `restore(state)` a resumed run needs, by the prefix of
+            their arrays' names.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.
     """
 
@@ -186,7 +175,7 @@ class CohortStrategy(_LoopEvaluates):
         self.config = config
         self.cohorts = cohorts
         self.step = step
-        self.memories: dict[str, Memory] = {}
+        self.memories: dict[str, Any] = {}
         self.privacy: DpFedAvg | None = None
         self._round = 0
         self._theta: dict[str, np.ndarray] = {}
