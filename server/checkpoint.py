@@ -28,7 +28,7 @@ from fedrec.components.errors import component_errors
 from fedrec.components.registry import STRATEGY, resolve
 from fedrec.errors import RunError
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
+from fedrec.protocol.serialization import from_record, to_record
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import MOST_JSON, open_atomically, parse_json
 from fedrec.runtime.ragged import add_prefix, strip_prefix
@@ -320,15 +320,3 @@ def restore(
     _restore_strategy(strategy, of_strategy)
     for extension in extensions:
         extension.restore(of_extensions[extension.name])
-
-
-def as_before(
-    arrays: ArrayRecord, before: Mapping[str, np.ndarray]
-) -> tuple[ArrayRecord, dict[str, np.ndarray]]:
-    """Restore the types of aggregated parameters: some of Flower's strategies (FedAdam) turn
-    float32 into float64."""
-    parameters = zero_copy_arrays(arrays)
-    if all(value.dtype == before[name].dtype for name, value in parameters.items()):
-        return arrays, parameters
-    parameters = {name: v.astype(before[name].dtype) for name, v in parameters.items()}
-    return to_record(parameters), parameters

@@ -33,12 +33,7 @@ from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix
-from server.cohort import (
-    SECONDS,
-    SampledCohorts,
-    SynchronousTimeline,
-    Timeline,
-)
+from server.cohort import SECONDS, SampledCohorts, SynchronousTimeline, Timeline
 from server.nodes import DroppedReplies, Roster, answers, call_roster
 from server.privacy.secure_sums import secure_sums
 from strategies.base import CohortStrategy, GeneratingStrategy, more_than_sums, parts_of
@@ -174,10 +169,7 @@ class Federation:
         return call_roster(self.grid, timeout=self.timeout)
 
     def _valid(
-        self,
-        messages: Sequence[Message],
-        replies: list[Message],
-        theta: Mapping[str, np.ndarray],
+        self, messages: Sequence[Message], replies: list[Message], theta: Mapping[str, np.ndarray]
     ) -> list[Message]:
         """Validate replies; all are accepted, as the nodes are trusted."""
         return replies

@@ -17,24 +17,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
 from threadpoolctl import threadpool_limits
 
-from fedrec.components.errors import component_errors
-from fedrec.components.registry import MODEL, STEP, STRATEGY, resolve
+from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
+from fedrec.components.registry import MODEL, STEP, STRATEGY
 from fedrec.data.malicious_users import adversary_words
 from fedrec.data.perturbation import perturbation_of
 from fedrec.data.population import POPULATIONS
 from fedrec.data.time_order import tied_share
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.loading import from_run_config
 from fedrec.experiment.schema import Experiment, leak_words
 from fedrec.kernel.compiled import is_compiled
-from fedrec.models.privrec import PrivRec
+from fedrec.models.privrec import PrivRecConfig
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
 from fedrec.runs.folder import TIED_SHARE, RunFolder
@@ -44,15 +46,7 @@ from fedrec.runtime.files import parse_json
 from fedrec.runtime.process import interrupting, raise_if_interrupted
 from server.callbacks import Callback, CallbackList
 from server.central import baseline_privacy, central_result, run_baselines
-from server.checkpoint import (
-    Checkpoints,
-    RunExtension,
-    State,
-    as_before,
-    make_strategy,
-    memory_of,
-    restore,
-)
+from server.checkpoint import Checkpoints, RunExtension, State, make_strategy, memory_of, restore
 from server.cohort import SampledCohorts
 from server.deployed.federation import DeployedGrid, federation_of
 from server.evaluation import NAME, EarlyStopping, Evaluator, ending
@@ -60,13 +54,7 @@ from server.federation import node_names
 from server.nodes import Roster, name_nodes
 from server.privacy.guard import guard_of
 from server.privacy.personal_budgets import accounts_of
-from strategies.base import (
-    CohortStrategy,
-    GeneratingStrategy,
-    check_finite,
-    check_same_parameters,
-    parts_of,
-)
+from strategies.base import CohortStrategy, GeneratingStrategy, parts_of
 from strategies.per_client import PerClientStrategy
 
 # One execution of a run folder on a grid: baselines, rounds, evaluation, and the final status, also
@@ -257,7 +245,7 @@ class _Loop:
                 self._tell(line)
         state, stop = self._remaining(state)
         if stop or state.round < self.experiment.rounds:
-            check_finite(state.parameters, state.round, self.strategy)
+            _check_finite(state.parameters, state.round, self.strategy)
             state = dataclasses.replace(state, strategy=memory_of(self.strategy, self.extensions))
             self.checkpoints.save(state)  # the last round, regardless of checkpoint.every
         result = self._conclude(state)
@@ -321,11 +309,11 @@ class _Loop:
             self.cohorts.joined(self.federation.members)
         arrays, metrics = self._train(number, to_record(state.parameters))
         trained = time.perf_counter()
-        arrays, parameters = as_before(arrays, state.parameters)
+        arrays, parameters = _as_before(arrays, state.parameters)
         # Large tables are checked only in rounds with a checkpoint: a check takes as long as a
         # short round.
         checked = {n: v for n, v in parameters.items() if self._due(number) or v.size < _LARGE}
-        check_finite(checked, number, self.strategy)
+        _check_finite(checked, number, self.strategy)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
         for extension in self.extensions:
             row |= extension.after_round(number, arrays)
@@ -355,7 +343,7 @@ class _Loop:
         with component_errors(STRATEGY.name, self.strategy, f"in round {number}, after training"):
             updated, metrics = self.strategy.aggregate_train(number, replies)
             after = arrays if updated is None else updated
-            check_same_parameters(self.strategy, number, after, arrays)
+            _check_same_parameters(self.strategy, number, after, arrays)
         if self.guard is not None:
             self.guard.check_charged(number)
         return after, dict(metrics or {})
@@ -465,6 +453,46 @@ class _Loop:
         return {name: table for name, table in reports.items() if table}
 
 
+def _check_finite(parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy) -> None:
+    """Check that no parameter has NaN or infinity after a round.
+
+    Raises:
+        ClientError: one has.
+    """
+    for name, array in parameters.items():
+        if not finite(array):
+            raise ClientError(
+                f"training diverged in round {number}",
+                got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
+                fix="lower step.learning-rate or strategy.server-lr, or fix that file; the previous"
+                " checkpoint is intact",
+            )
+
+
+def _check_same_parameters(
+    strategy: Strategy, number: int, after: ArrayRecord, before: ArrayRecord
+) -> None:
+    """Check that aggregated parameters have the names and shapes of those before the round.
+
+    Raises:
+        ComponentError: they differ.
+    """
+    shapes = {name: tuple(array.shape) for name, array in before.items()}
+    refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", after, shapes)
+
+
+def _as_before(
+    arrays: ArrayRecord, before: Mapping[str, np.ndarray]
+) -> tuple[ArrayRecord, dict[str, np.ndarray]]:
+    """Restore the types of aggregated parameters: some of Flower's strategies (FedAdam) turn
+    float32 into float64."""
+    parameters = zero_copy_arrays(arrays)
+    if all(value.dtype == before[name].dtype for name, value in parameters.items()):
+        return arrays, parameters
+    parameters = {name: v.astype(before[name].dtype) for name, v in parameters.items()}
+    return to_record(parameters), parameters
+
+
 def _adversary(experiment: Experiment) -> list[str]:
     """Describe the malicious clients of a simulation."""
     if experiment.adversary is None:
@@ -542,9 +570,8 @@ def _warn_without_user_features(experiment: Experiment, parameters: Iterable[str
         experiment: the experiment; no warning with `model.features = false`.
         parameters: names of the model's parameters.
     """
-    model = resolve(MODEL, experiment.model.name)
-    chosen = not getattr(experiment.settings(MODEL), "features", True)
-    if not issubclass(model, PrivRec) or chosen:
+    settings = experiment.settings(MODEL)
+    if not isinstance(settings, PrivRecConfig) or not settings.features:
         return
     if not any(name.startswith("user.") for name in parameters):
         log.warning(

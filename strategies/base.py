@@ -21,10 +21,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from pydantic import Field
 
-from fedrec.components.errors import finite, named, refuse_other_arrays
-from fedrec.components.registry import STRATEGY
 from fedrec.config import Config
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase
 from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.sampling import Scheduled
@@ -420,31 +418,3 @@ def parts_of(strategy: Strategy) -> list[Strategy]:
     """Strategies that send orders and aggregate: those of the phases, or the strategy itself if it
     is one of Flower's."""
     return list(strategy.phases().values()) if isinstance(strategy, CohortStrategy) else [strategy]
-
-
-def check_finite(parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy) -> None:
-    """Check that no parameter has NaN or infinity after a round.
-
-    Raises:
-        ClientError: one has.
-    """
-    for name, array in parameters.items():
-        if not finite(array):
-            raise ClientError(
-                f"training diverged in round {number}",
-                got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
-                fix="lower step.learning-rate or strategy.server-lr, or fix that file; the previous"
-                " checkpoint is intact",
-            )
-
-
-def check_same_parameters(
-    strategy: Strategy, number: int, after: ArrayRecord, before: ArrayRecord
-) -> None:
-    """Check that aggregated parameters have the names and shapes of those before the round.
-
-    Raises:
-        ComponentError: they differ.
-    """
-    shapes = {name: tuple(array.shape) for name, array in before.items()}
-    refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", after, shapes)

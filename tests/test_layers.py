@@ -47,11 +47,7 @@ MOST_LINES = 500
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = tuple(
     Path("simulations", *name.split("/"))
-    for name in (
-        "engines/grid.py",
-        "deployment/flower.py",
-        "deployment/flower_patches.py",
-    )
+    for name in ("engines/grid.py", "deployment/flower.py", "deployment/flower_patches.py")
 )
 
 

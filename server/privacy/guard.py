@@ -274,10 +274,7 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
     part of what has no signs only together."""
     for phase in config.phases:
         if phase not in parts:
-            raise ExperimentError(
-                f"unknown phase {phase!r}",
-                fix=did_you_mean(phase, parts),
-            )
+            raise ExperimentError(f"unknown phase {phase!r}", fix=did_you_mean(phase, parts))
     for phase, part in parts.items():
         if list(part.phases().values()) != [part]:
             raise ExperimentError(
@@ -341,10 +338,7 @@ class Guard(RunExtension):
         for phase, part in strategy.phases().items():
             part.privacy = self._guarded[phase]
         self.ledger = Ledger(
-            run.path / "privacy.jsonl",
-            config.backend,
-            budget=config.limit,
-            delta=self.phases.delta,
+            run.path / "privacy.jsonl", config.backend, budget=config.limit, delta=self.phases.delta
         )
         self._lost: set[str] = set()  # phases that lost the noise of earlier rounds
         self._beside: list[str] = []

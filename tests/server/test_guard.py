@@ -12,19 +12,22 @@ import pandas as pd
 import pytest
 from flwr.app import MetricRecord
 
+from clients import sums as update_sum
 from fedrec.errors import ComponentError, ExperimentError, RunError
+from fedrec.privacy.accounting import accountant as module
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.protocol.messages import unpack_sum
-from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import to_record
 from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from server import cohort as selection
 from server.callbacks import Callback, Progress
+from server.checkpoint import make_strategy
+from server.cohort import SampledCohorts
 from server.privacy.guard import Guard
 from server.run import _Loop
 from simulations import runner
@@ -33,7 +36,7 @@ from simulations.engines import grid
 from strategies import dp
 from strategies.base import Aggregate
 from strategies.sums import Reptile
-from tests.runs import Broken, assert_close, assert_same_run, crash_in_round, parameters_in
+from tests.runs import Broken, assert_close, assert_same_run, charges, crash_in_round, parameters_in
 
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='autodp'}"
 POISSON = (
@@ -45,16 +48,6 @@ CHEAP = ("evaluation.fine-tune.epochs=0", "evaluation.every=0")
 PLACEMENTS = ("central", "local", "distributed")
 STEP = "step={name='contrastive', hidden=4, session-length=4, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
-
-
-def charges(folder):
-    """Rounds in a run's ledger."""
-    path = folder / "privacy.jsonl"
-    return (
-        [json.loads(line)["round"] for line in path.read_text().splitlines()]
-        if path.exists()
-        else []
-    )
 
 
 def own_epsilons(rounds, delta=1e-5, z=1.0, cohort=6, clients=18):
@@ -214,21 +207,6 @@ def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, case):
     assert_same_run(result, whole)
 
 
-def test_every_parameter_of_a_real_round_has_noise(run_tiny):
-    """With S = 1e-6 there is only noise: every coordinate moves, also those of items without
-    interactions."""
-    still = run_tiny(
-        "privacy={clip-norm=1e-6, noise-multiplier=0.0}", "rounds=1", *CHEAP, output="still"
-    )
-    noisy = run_tiny(
-        "privacy={clip-norm=1e-6, noise-multiplier=1e6}", "rounds=1", *CHEAP, output="noisy"
-    )
-    noise = np.concatenate(
-        [(noisy.parameters[n] - still.parameters[n]).ravel() for n in still.parameters]
-    )
-    assert noise.all() and abs(noise.std() / (2 / 6) - 1) < 5 / math.sqrt(2 * noise.size)
-
-
 # --- secure mode ----------------------------------------------------------------------------------
 
 
@@ -236,11 +214,8 @@ def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(
     run_tiny, tmp_path, monkeypatch
 ):
     """Ids and losses are in no file of the run, in any form."""
-    from clients import sums as update_sum
-    from server import cohort as server_cohorts
-
     cohorts, losses = [], []
-    draw, add = server_cohorts.secure_fixed_size, update_sum.UpdateSum.add_block
+    draw, add = selection.secure_fixed_size, update_sum.UpdateSum.add_block
 
     def drawing(*of):
         cohorts.append(draw(*of))
@@ -250,7 +225,7 @@ def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(
         losses.extend(update.losses())
         add(self, clients, update)
 
-    monkeypatch.setattr(server_cohorts, "secure_fixed_size", drawing)
+    monkeypatch.setattr(selection, "secure_fixed_size", drawing)
     monkeypatch.setattr(update_sum.UpdateSum, "add_block", adding)
     first, second = (
         run_tiny(
@@ -442,18 +417,14 @@ def test_a_run_whose_ledger_lost_charges_is_not_resumed(
 def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, tmp_path):
     """A node that claims many clients after the start, or before a run is resumed, does not reduce
     the noise."""
-    from server.checkpoint import make_strategy
-    from server.cohort import SampledCohorts
-    from server.nodes import Roster
-
     run = RunFolder.create(
         load_tiny("privacy={clip-norm=1.0, epsilon=2.0, delta=1e-5, backend='autodp'}"),
         tmp_path / "run",
     )
 
     def guard(clients, folder=run):
-        roster = Roster((0,), (Presence(0, np.arange(clients), np.arange(0)),))
-        strategy = make_strategy(folder.experiment, SampledCohorts(folder.experiment, roster))
+        cohorts = SampledCohorts.without_nodes(folder.experiment, np.arange(clients))
+        strategy = make_strategy(folder.experiment, cohorts)
         return Guard(folder, folder.experiment.privacy, strategy).phases.plans["main"]
 
     start = guard(18)
@@ -467,8 +438,6 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
 
 
 def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monkeypatch):
-    from fedrec.privacy.accounting import accountant as module
-
     accountant = Accountant("pld")
     accountant.step(NoisyRound("gaussian", FixedSize(6, 18), "replace-one", 1.0), 3)
     honest = accountant.epsilon(1e-5, attack=True)

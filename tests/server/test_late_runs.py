@@ -14,17 +14,16 @@ from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
-from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import pack_sum, unpack_order, writable_arrays
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
-from server.cohort import closed
+from server.cohort import Timeline, closed
 from server.federation import AsynchronousFederation, _BufferedTimeline
 from strategies.sums import Reptile, ReptileConfig
-from tests.runs import assert_close, assert_same_run, parameters_in, resumed
+from tests.runs import assert_close, assert_same_run, charged, parameters_in, resumed
 
 # Runs on simulated devices: equal to synchronous ones where they have to be, resumed, on engines,
 # under a guarantee, and what is refused.
@@ -105,16 +104,13 @@ def test_nothing_is_gained_by_sampling_where_devices_decide(run_tiny, late, adja
     result = run_tiny(*settings)
     epsilon = result.rounds["epsilon"].iloc[-1]
     assert _delta(np.sqrt(3), epsilon) == pytest.approx(1e-3, rel=0.02)
-    charges = Ledger(result.folder / "privacy.jsonl").charges
-    assert [line.event.sampling for line in charges] == [Full()] * 3  # type: ignore[union-attr]
+    assert [line.event.sampling for line in charged(result.folder)] == [Full()] * 3  # type: ignore[union-attr]
     assert any("speed and availability of devices" in line for line in result.privacy)
 
 
 def test_the_denominator_is_the_cohort_whoever_answers(run_tiny, monkeypatch):
     """And the sum is clipped for as many as were asked by name."""
     seen = []
-    from strategies.sums import Reptile
-
     apply = Reptile.apply
 
     def watched(self, theta, aggregate):
@@ -128,8 +124,6 @@ def test_the_denominator_is_the_cohort_whoever_answers(run_tiny, monkeypatch):
 
 def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monkeypatch):
     """Users with twice as many rows answer at the same time."""
-    from server.cohort import Timeline
-
     cohorts: dict = {}
     plan = Timeline.cohort
 

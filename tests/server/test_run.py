@@ -390,17 +390,11 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(run_tiny, caplog):
 def test_named_callbacks_are_called_in_order_with_their_settings(tiny_experiment, tmp_path):
     from simulations import runner
 
-    table = {
-        **tiny_experiment(),
-        "callbacks": named(("Noting", {"mark": "x"}), ("Noting", {})),
-    }
+    table = {**tiny_experiment(), "callbacks": named(("Noting", {"mark": "x"}), ("Noting", {}))}
     result = runner.run(table, output=tmp_path / "run")
     assert TOLD == [("x", 1), ("a", 1), ("x", 2), ("a", 2)]
     assert "mark" not in result.rounds  # each had a row of its own
-    assert [one.options for one in result.experiment.callbacks] == [
-        {"mark": "x"},
-        {"mark": "a"},
-    ]
+    assert [one.options for one in result.experiment.callbacks] == [{"mark": "x"}, {"mark": "a"}]
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,7 @@ class Federation:
         settings = {"clip_norm": CLIP, **privacy}
         if "noise_multiplier" not in settings and "epsilon" not in settings:
             settings["noise_multiplier"] = 1.0
-        plan = Plan.of(
-            PrivacyConfig(**settings),
-            sampler,
-            {"cohort": self.cohort},
-            clients,
-            10,
-        )
+        plan = Plan.of(PrivacyConfig(**settings), sampler, {"cohort": self.cohort}, clients, 10)
         self.charged: list[Any] = []
         cohorts: Any = Fixed(clients, self.cohort, nodes or clients)
         cls = self.parts.strategy

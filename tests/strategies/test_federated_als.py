@@ -306,13 +306,9 @@ def centralised(experiment, **options) -> np.ndarray:
         )
 
     model = DpFoldIn(
-        DpFoldInConfig(
-            noise=False,
-            items=12,
-            factors=5,
-            low_rated=0.25,
-            damping=0.4,
-        ).model_copy(update=options)
+        DpFoldInConfig(noise=False, items=12, factors=5, low_rated=0.25, damping=0.4).model_copy(
+            update=options
+        )
     )
     model.fit(histories(population.training_clients))
     return model.scores(histories(np.arange(population.interactions.num_users))).numpy()

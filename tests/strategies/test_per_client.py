@@ -10,14 +10,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedrec.components import registry
 from fedrec.data.client_data import draw_negatives
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.models.metamf import MetaMf
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import from_record
 from fedrec.rng import stream, torch_stream
+from simulations import runner
+from simulations.engines.grid import SerialGrid
 from strategies.base import Aggregate
 from strategies.per_client import (
     GpfedrecStrategy,
@@ -264,12 +268,7 @@ def central_training(table, rounds, optimiser):
     experiment = load(table)
     population = Population.of(experiment)
     schema = population.schema()
-    from fedrec.components.registry import MODEL as KIND
-    from fedrec.components.registry import resolve
-
-    start = resolve(KIND, "metamf")(experiment.settings(KIND), schema).initial(
-        torch_stream(0, "init")
-    )
+    start = MetaMf(experiment.settings(registry.MODEL), schema).initial(torch_stream(0, "init"))
     central = Central(start, schema.num_users, schema.num_items)
     steps = optimiser(central.parameters())
     for number in range(1, rounds + 1):
@@ -283,8 +282,6 @@ def central_training(table, rounds, optimiser):
 
 
 def federated(table, folder, *overrides):
-    from simulations import runner
-
     return parameters_in(runner.run(table, overrides, output=folder).folder)
 
 
@@ -332,9 +329,6 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
     experiment, tmp_path, monkeypatch
 ):
     """Neither the server's parameters nor rows that a client did not name are in any message."""
-    from simulations import runner
-    from simulations.engines.grid import SerialGrid
-
     sent, submit = [], SerialGrid._submit
 
     def watch(self, batch):
@@ -382,7 +376,5 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
     ids=["unknown users", "other strategy", "other step", "model alone", "other model"],
 )
 def test_what_does_not_fit_together_is_explained(experiment, tmp_path, changes, message):
-    from simulations import runner
-
     with pytest.raises(ExperimentError, match=message):
         runner.run(experiment() | changes, output=tmp_path / "run")

@@ -297,9 +297,7 @@ def test_a_strategy_with_phases_of_its_own_cannot_be_a_stage(made, at):
         made(f"{at}={{name='popularity-start'}}", "model.item-bias=true")
 
 
-def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_they_are(
-    run_tiny,
-):
+def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_they_are(run_tiny):
     first = run_tiny(STAGES, output="first")  # two rounds, both of stage one
     start = run_tiny(STAGES, "strategy.stage-one.strategy.server-lr=1e-30", output="start")
     whole = run_tiny(STAGES, "rounds=4", output="whole")
