@@ -74,6 +74,13 @@ def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
     assert "hits@5 by round" in charts and "hits@5 by simulated hour" in charts
 
 
+def test_late_clients_are_left_out_in_each_stage(run_tiny):
+    step = "step={name='contrastive', hidden=4, session-length=4, epochs=1}"
+    stages = f"strategy={{name='two-stage', stage-one={{rounds=1, {step}}}}}"
+    rounds = run_tiny(stages, UNEVEN, "closing={over-selection=1.5}").rounds
+    assert set(rounds["num-clients"]) == {6} and set(rounds["late-clients"]) == {3}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [UNEVEN, NIGHTLY])
 @pytest.mark.parametrize("late", [EARLY, BUFFERED])
