@@ -24,6 +24,7 @@ from server.cohort import Timeline, closed
 from server.federation import AsynchronousFederation, _BufferedTimeline
 from strategies.sums import Reptile, ReptileConfig
 from tests.runs import assert_close, assert_same_run, charged, parameters_in, resumed
+from tests.server.test_phase_plans import delta_of
 
 # Runs on simulated devices: equal to synchronous ones where they have to be, resumed, on engines,
 # under a guarantee, and what is refused.
@@ -110,7 +111,7 @@ def test_nothing_is_gained_by_sampling_where_devices_decide(run_tiny, late, adja
     settings = ("rounds=3", PRIVATE, f"privacy.adjacency={adjacency}", TIMED, late, BY_CLIENT)
     result = run_tiny(*settings)
     epsilon = result.rounds["epsilon"].iloc[-1]
-    assert _delta(np.sqrt(3), epsilon) == pytest.approx(1e-3, rel=0.02)
+    assert delta_of(np.sqrt(3), epsilon) == pytest.approx(1e-3, rel=0.02)
     assert [line.event.sampling for line in charged(result.folder)] == [Full()] * 3  # type: ignore[union-attr]
     assert any("speed and availability of devices" in line for line in result.privacy)
 
@@ -185,14 +186,6 @@ def test_what_does_not_fit_is_refused(run_tiny, settings, said):
     with pytest.raises(ExperimentError) as error:
         run_tiny(*settings)
     assert said in error.value.text()
-
-
-def _delta(mu, epsilon):
-    """Delta of a Gaussian release whose sensitivity is mu standard deviations."""
-    from statistics import NormalDist
-
-    phi = NormalDist().cdf
-    return phi(mu / 2 - epsilon / mu) - np.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
 
 
 # The queue of buffered aggregation by hand: three devices of known speed.
