@@ -40,13 +40,6 @@ class Limits:
     noisy: int | None = None
     rho: float | None = None
 
-    def allow(self, rounds: int, in_run: int, noisy: int, rho: float) -> bool:
-        """True if one more round is allowed, given the rounds so far and the cost `rho` including
-        it."""
-        done = ((self.rounds, rounds), (self.in_run, in_run), (self.noisy, noisy))
-        affordable = self.rho is None or rho <= self.rho
-        return affordable and all(most is None or number < most for most, number in done)
-
 
 class Participation(DatabaseFile):
     """The participation records of a node."""
@@ -107,14 +100,16 @@ class Participation(DatabaseFile):
                 connection.executemany(query, rows)
             allowed = []
             for client in clients.tolist():
-                *done, cost, unknown = connection.execute(
+                rounds, in_run, noisy, cost, unknown = connection.execute(
                     "SELECT COUNT(*), COALESCE(SUM(run = ?), 0),"
                     " COALESCE(SUM(rho IS NULL OR rho > 0), 0), COALESCE(SUM(rho), 0),"
                     " COALESCE(SUM(rho IS NULL), 0) FROM spent WHERE client = ?",
                     (run, client),
                 ).fetchone()
                 after = math.inf if unknown or rho is None else cost + rho
-                if limits.allow(*done, rho=after):
+                counts = ((limits.rounds, rounds), (limits.in_run, in_run), (limits.noisy, noisy))
+                affordable = limits.rho is None or after <= limits.rho
+                if affordable and all(most is None or done < most for most, done in counts):
                     connection.execute(
                         "INSERT INTO spent VALUES (?, ?, ?, ?)", (run, round_number, client, rho)
                     )

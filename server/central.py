@@ -19,7 +19,6 @@ from fedrec.baselines.base import Baseline, TooLarge
 from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.data.population import POPULATIONS, check_independent_clients, sample_clients
 from fedrec.device import resolve_device
-from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, make_baseline, stated_privacy
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
@@ -31,7 +30,7 @@ from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import finite
-from server.callbacks.base import CallbackList, RunEvent
+from server.callbacks import CallbackList
 
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
@@ -43,13 +42,13 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> None:
     left = [label for label in settings if run.read_baseline(label) is None]
     if not left:  # as on the server of a deployment, which has no data to evaluate on
         return
-    callback_list.on_event(RunEvent("fitting baselines"))
+    callback_list.event("fitting baselines")
     evaluation = _evaluation(run.experiment)
     for label, options in settings.items():
         _check_independent(run.experiment, label, make_baseline(label, options))
     for number, label in enumerate(settings, 1):
         if label in left:
-            callback_list.on_event(RunEvent(f"system {number}/{len(settings)}: {label}", label))
+            callback_list.event(f"system {number}/{len(settings)}: {label}", label)
             try:
                 _measured(run, evaluation, label, settings[label], callback_list)
             except TooLarge as error:
@@ -81,22 +80,8 @@ def central_result(run: RunFolder, callback_list: CallbackList) -> Result:
     result = replace(result, users=evaluated[[]])
     run.write_result(result, {"baselines-privacy": privacy} if privacy else {})
     run.set_status("finished", 0)
-    callback_list.on_end(result)
+    callback_list.tell("on_end", result)
     return result
-
-
-def check_federated(experiment: Experiment) -> None:
-    """Check that an experiment has a federated system.
-
-    Raises:
-        ExperimentError: it has none.
-    """
-    if not experiment.federated:
-        raise ExperimentError(
-            f"experiment {experiment.name!r} has no federated system",
-            expected="rounds = 1 or more",
-            fix="`fedrec run` runs it; attacks, audits and deployments need a federated system",
-        )
 
 
 def _check_independent(experiment: Experiment, label: str, baseline: Baseline) -> None:

@@ -28,7 +28,7 @@ from fedrec.components.errors import component_errors
 from fedrec.components.registry import STRATEGY, resolve
 from fedrec.errors import RunError
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
+from fedrec.protocol.serialization import from_record, to_record
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import MOST_JSON, open_atomically, parse_json
 from fedrec.runtime.ragged import add_prefix, strip_prefix
@@ -252,7 +252,7 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
         return cls(**(settings if isinstance(settings, dict) else {"config": settings}))
 
 
-def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
+def _strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
     """Return the state of a strategy, as named arrays, which later rounds may change in place."""
     if isinstance(strategy, CohortStrategy):
         return strategy.state()
@@ -271,8 +271,8 @@ def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
     return state
 
 
-def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
-    """Restore the state that `strategy_state` returned."""
+def _restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
+    """Restore the state that `_strategy_state` returned."""
     if isinstance(strategy, CohortStrategy):
         strategy.restore(dict(state))
         return
@@ -296,27 +296,27 @@ _SAVED: dict[type, Callable[[dict[str, np.ndarray]], Any]] = {
 arrays."""
 
 
-def own_memory(
-    memory: Mapping[str, np.ndarray], owner: str, extensions: Mapping[str, object]
-) -> dict[str, np.ndarray]:
-    """Select the state of the extension of this name in a checkpoint; for an empty name, that of
-    the strategy."""
-    arrays: dict[str, np.ndarray] = {}
+def memory_of(strategy: Strategy, extensions: Iterable[RunExtension]) -> dict[str, np.ndarray]:
+    """Return the state of a strategy and of the extensions of a run, as named arrays."""
+    memory = _strategy_state(strategy)
+    for extension in extensions:
+        named = extension.memory().items()
+        memory |= {f"{extension.name}:{name}": array for name, array in named}
+    return memory
+
+
+def restore(
+    memory: Mapping[str, np.ndarray], strategy: Strategy, extensions: Iterable[RunExtension]
+) -> None:
+    """Restore what `memory_of` returned."""
+    of_extensions: dict[str, dict[str, np.ndarray]] = {e.name: {} for e in extensions}
+    of_strategy = {}
     for key, array in memory.items():
         name, mark, rest = key.partition(":")
-        whose = name if mark and name in extensions else ""
-        if whose == owner:
-            arrays[rest if whose else key] = array
-    return arrays
-
-
-def as_before(
-    arrays: ArrayRecord, before: Mapping[str, np.ndarray]
-) -> tuple[ArrayRecord, dict[str, np.ndarray]]:
-    """Restore the types of aggregated parameters: some of Flower's strategies (FedAdam) turn
-    float32 into float64."""
-    parameters = zero_copy_arrays(arrays)
-    if all(value.dtype == before[name].dtype for name, value in parameters.items()):
-        return arrays, parameters
-    parameters = {name: v.astype(before[name].dtype) for name, v in parameters.items()}
-    return to_record(parameters), parameters
+        if mark and name in of_extensions:
+            of_extensions[name][rest] = array
+        else:
+            of_strategy[key] = array
+    _restore_strategy(strategy, of_strategy)
+    for extension in extensions:
+        extension.restore(of_extensions[extension.name])

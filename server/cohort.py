@@ -1,215 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cohort of a round: the roster, the selection, and the balance between nodes."""
+"""The cohort of each round: drawn by the sampler, without clients whose devices are late."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol
+import json
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SAMPLER
+from fedrec.data.population import POPULATIONS
+from fedrec.devices import Devices, DevicesConfig
 from fedrec.errors import EngineError, ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
+from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.messages import HELLO, unpack_presence
 from fedrec.protocol.orders import Presence
 from fedrec.rng import secure_fixed_size, secure_poisson
-from fedrec.runtime.ragged import distinct
-from server.exchange import answers, request_items
+from fedrec.runtime.files import parse_json
+from server.checkpoint import RunExtension
+from server.nodes import Roster, request_items
 from server.samplers import Sampler
-
-# Balances a cohort's work between nodes that can train any of its clients. A round takes as long as
-# its slowest node. A node trains its clients in blocks, those with the most work first; the time of
-# a block grows with the steps of its longest client, with the work of all its clients, and with
-# their number. The constants are those of compiled code that takes all steps of a client at once,
-# where the first term is small.
-
-_BLOCK = 32  # clients that are trained together
-_LEADS = 6  # number of groupings of long clients to try
-# fixed cost of a client, in examples (measured on a CPU)
-_CLIENT_COST = 40
-# fixed cost of a step of a block, in units of the cost per client in it (measured on a CPU)
-_STEP_COST = 0.1
-
-
-def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Balance clients between nodes, so that all nodes end at about the same time.
-
-    Args:
-        work: `[clients]`, number of examples of each.
-        nodes: number of nodes.
-
-    Returns:
-        Indices in `work` of each node's clients, `int64 [n]`, ascending; a function of the
-        arguments alone.
-    """
-    order = np.argsort(-work, kind="stable").tolist()
-    # With few blocks it can be faster to keep the long clients together, because the other blocks
-    # then finish early.
-    leads = _LEADS if len(order) <= nodes * _BLOCK else 1
-    plans = [_shared_out(order, work.tolist(), nodes, lead) for lead in range(1, leads + 1)]
-    _, shares = min(plans, key=lambda plan: plan[0])
-    return [np.sort(np.array(share, dtype=np.int64)) for share in shares]
-
-
-def _shared_out(
-    order: list[int], work: list[float], nodes: int, lead: int
-) -> tuple[float, list[list[int]]]:
-    """Assign the longest `lead` clients to the first node, and each other client to the node that
-    ends first; also returns the time of the slowest node."""
-    shares: list[list[int]] = [[] for _ in range(nodes)]
-    costs = [0.0] * nodes
-    for rank, client in enumerate(order):
-        ends = [
-            cost
-            + _CLIENT_COST
-            + work[client] * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
-            for cost, share in zip(costs, shares, strict=True)
-        ]
-        node = 0 if rank < lead else ends.index(min(ends))
-        costs[node] = ends[node]
-        shares[node].append(client)
-    return max(costs), shares
-
-
-# The clients of a federation, and the node that hosts each.
-#
-# Flower's node ids are random numbers, so the server asks every node once which clients it hosts.
-# Nodes are ordered by the partition that they report, which makes sums and results independent of
-# Flower's ids.
-
-
-@dataclass(frozen=True, eq=False)
-class Roster:
-    """Nodes of a federation, and their clients.
-
-    Attributes:
-        nodes: Flower's node ids, in the order of the nodes' partitions.
-        presences: the reply of each, in the same order.
-    """
-
-    nodes: tuple[int, ...]
-    presences: tuple[Presence, ...]
-
-    @cached_property
-    def training(self) -> np.ndarray:
-        """Clients that may be sampled for training, `int64 [clients]`, ascending."""
-        return np.sort(_joined(presence.training for presence in self.presences))
-
-    @cached_property
-    def evaluated(self) -> np.ndarray:
-        """Clients with held-out rows, `int64 [clients]`, ascending."""
-        return np.sort(_joined(presence.evaluated for presence in self.presences))
-
-    @cached_property
-    def validated(self) -> np.ndarray:
-        """Clients with validation rows, as reported by the nodes, `int64 [clients]`, ascending."""
-        return np.sort(_joined(p.validated for p in self.presences if p.validated is not None))
-
-    def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients, any integers, by the node that hosts them: (node id, `int64 [clients]`),
-        in node order, without empty groups and clients that no node hosts."""
-        ids, hosts = self._hosts
-        if not len(ids):
-            return
-        ranks = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
-        hosted = ids[ranks] == clients
-        for index, node in enumerate(self.nodes):
-            group = clients[hosted & (hosts[ranks] == index)]
-            if len(group):
-                yield node, group
-
-    def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients `int64 [n]` by the node that trains them: their host, or any node if all
-        nodes report that they can train every client."""
-        if self._work is None:
-            yield from self.by_node(clients)
-            return
-        work = self._work[np.searchsorted(self.training, clients)]
-        for node, share in zip(self.nodes, balanced(work, len(self.nodes)), strict=True):
-            if len(share):
-                yield node, clients[share]
-
-    @cached_property
-    def _work(self) -> np.ndarray | None:
-        """Training rows of each client in `training`; None unless every node reports it."""
-        work = [presence.work for presence in self.presences if presence.work is not None]
-        if len(work) < len(self.presences):
-            return None
-        order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
-        return np.concatenate(work)[order]
-
-    @cached_property
-    def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
-        """All ids, ascending, and the index of the node that hosts each (the last of several)."""
-        hosted = [_hosted_by(presence) for presence in self.presences]
-        ids = _joined(hosted)[::-1]
-        hosts = _joined(np.full(len(part), index) for index, part in enumerate(hosted))[::-1]
-        distinct, first = np.unique(ids, return_index=True)
-        return distinct, hosts[first]
-
-
-def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Concatenate arrays, possibly none, to `int64 [n]`."""
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-
-def _hosted_by(presence: Presence) -> np.ndarray:
-    reported = (presence.training, presence.evaluated, presence.validated)
-    return distinct(np.concatenate([clients for clients in reported if clients is not None]))
-
-
-def call_roster(grid: Grid, *, timeout: float) -> Roster:
-    """Ask every node of the grid which clients it hosts.
-
-    Raises:
-        EngineError: the grid has no node, a node failed to reply, or two nodes report the same
-            partition.
-        ClientError: a node could not read its data.
-    """
-    nodes = list(grid.get_node_ids())
-    messages = [Message(RecordDict(), node, HELLO) for node in nodes]
-    replies = answers(
-        grid.send_and_receive(messages, timeout=timeout), sent=nodes, max_failures=0.0
-    )
-    hosts = sorted(
-        ((unpack_presence(reply.content), reply.metadata.src_node_id) for reply in replies),
-        key=lambda pair: pair[0].partition,
-    )
-    partitions = [presence.partition for presence, _ in hosts]
-    if not hosts or len(set(partitions)) != len(partitions):
-        raise EngineError(
-            "the nodes do not form a federation",
-            got=f"partition-ids {partitions}",
-            fix="give every node its own partition-id in its node configuration",
-        )
-    return Roster(tuple(node for _, node in hosts), tuple(presence for presence, _ in hosts))
-
 
 # The cohort of each round: a sampler over the known clients, as strategies see it
 # (`strategies.base.Cohorts`). On simulated devices, speed and availability decide which of the
-# drawn clients take part (`server.devices`).
-
-
-class _WhoAnswers(Protocol):
-    """Selection of the drawn clients that take part in a round."""
-
-    def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """Clients whose replies count, `int64 [clients]`, ascending; the same at each call until
-        the round is complete."""
-        ...
-
-    def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
-        """Group the clients of a round, `int64 [clients]`; each group gets a message."""
-        ...
+# drawn clients take part.
 
 
 class SampledCohorts:
@@ -222,6 +47,7 @@ class SampledCohorts:
             clients.
         sampler: name and settings of the sampler; None: those of the experiment.
         grid: connection to the nodes; None: item requests are not possible.
+        timeline: excludes the clients that do not take part; None: all drawn ones do.
     """
 
     def __init__(
@@ -231,6 +57,7 @@ class SampledCohorts:
         clients: np.ndarray | None = None,
         sampler: Section | None = None,
         grid: Grid | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.experiment = experiment
         self.roster = roster
@@ -238,7 +65,7 @@ class SampledCohorts:
         self._everybody = clients is None
         self.section = experiment.sampler if sampler is None else sampler
         self._parts: list[SampledCohorts] = []
-        self._who_answers: _WhoAnswers | None = None
+        self._timeline = timeline
         self._draw_from(roster.training if clients is None else clients)
 
     @classmethod
@@ -273,12 +100,6 @@ class SampledCohorts:
         more = {**options, "cohort": closing.asked(options["cohort"])}
         return Section.model_validate({"name": self.section.name, **more})
 
-    def follow(self, who_answers: _WhoAnswers) -> None:
-        """Exclude from `sample` the clients that do not take part, from now on."""
-        self._who_answers = who_answers
-        for part in self._parts:
-            part.follow(who_answers)
-
     def joined(self, roster: Roster) -> None:
         """Add clients that joined; cohorts over a part of the clients keep that part."""
         self.roster = roster
@@ -299,15 +120,16 @@ class SampledCohorts:
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
         """Group a cohort `int64 [n]` by the node that trains it, in node order; a node has several
         groups if its clients start from several parameters."""
-        groups = [clients] if self._who_answers is None else self._who_answers.groups(clients)
+        groups = [clients] if self._timeline is None else self._timeline.groups(clients)
         for group in groups:
             yield from self.roster.for_training(group)
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
         """Make cohorts of some clients `int64 [n]`, drawn by the same sampler or another."""
         chosen = self.section if sampler is None else sampler
-        part = SampledCohorts(self.experiment, self.roster, clients, chosen, self.grid)
-        part._who_answers = self._who_answers
+        part = SampledCohorts(
+            self.experiment, self.roster, clients, chosen, self.grid, self._timeline
+        )
         self._parts.append(part)
         return part
 
@@ -325,8 +147,8 @@ class SampledCohorts:
 
     def sample(self, round_number: int) -> np.ndarray:
         """Cohort of a round, `int64 [clients]`, ascending."""
-        if self._who_answers is not None:
-            return self._who_answers.cohort(round_number, self)
+        if self._timeline is not None:
+            return self._timeline.cohort(round_number, self)
         return self.drawn(round_number)
 
     def drawn(self, round_number: int, present: np.ndarray | None = None) -> np.ndarray:
@@ -365,3 +187,186 @@ def _check_cohort(sampler: Sampler, cohort: object, clients: np.ndarray, doing: 
         return
     expected = "int64 ids of some of the clients, ascending and distinct"
     refuse_wrong(SAMPLER.name, sampler, doing, expected=expected, got=got)
+
+
+# Availability and lateness of simulated devices, applied after sampling.
+
+# A device's speed is known (`fedrec.devices`), so what would happen in a round is known before it:
+# only the clients whose answers count are trained. Evaluations take no simulated time.
+#
+# A round starts when as many clients are available as it needs, and asks those. A device that
+# becomes unavailable before it has replied is lost for the round; the server notices at that time.
+
+_HOUR = 3600.0
+_MOST_WAITS = 10_000  # times at which a client becomes available
+SECONDS = "simulated-seconds"
+"""Column of rounds.csv: simulated seconds from the start of the run to the end of the round."""
+
+
+class Timeline(RunExtension):
+    """Simulated time of a run: chooses the clients of each round among those that the sampler
+    draws.
+
+    Args:
+        experiment: the experiment.
+        config: its `[devices]` table.
+    """
+
+    name = "devices"
+
+    def __init__(self, experiment: Experiment, config: DevicesConfig) -> None:
+        self.experiment = experiment
+        self.devices = Devices(config, experiment.seed)
+        self.clock = 0.0
+        self._counts: Counter[str] = Counter()
+        self._bytes = 0
+        self._planned = 0  # the planned round
+        self._taken = np.empty(0, dtype=np.int64)
+
+    def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
+        """Clients whose replies a round uses, `int64 [clients]`, ascending; the same at each call
+        until the round is complete."""
+        if self._planned != round_number:
+            self._taken = self._plan(round_number, cohorts)
+            self._planned = round_number
+        return self._taken
+
+    def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
+        """Group the clients of a round, `int64 [clients]`; each group gets a message."""
+        return [clients]
+
+    def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
+        """Record the size of the parameters, all of which count in every round; prints nothing."""
+        self._bytes = sum(value.nbytes for value in theta.values())
+        return []
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """Return the simulated time and the totals."""
+        counts = np.frombuffer(json.dumps(self._counts).encode(), dtype=np.uint8)
+        return {"clock": np.asarray(self.clock), "counts": counts}
+
+    def restore(self, memory: dict[str, np.ndarray]) -> None:
+        """Restore what `memory` returned."""
+        self._counts = Counter(parse_json(memory["counts"].tobytes()))
+        self.clock = float(memory["clock"])
+
+    def report(self, rounds: int) -> dict[str, Any]:
+        """Report the simulated time and the number of late replies."""
+        hours = self.clock / _HOUR
+        words = f"Simulated time of {rounds} rounds: {hours:.4g} hours. {self._in_words()}"
+        return {"hours": hours, **self._counts, "in words": [words]}
+
+    @abstractmethod
+    def _plan(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
+        """Choose the clients whose replies a round uses, `int64 [clients]`, ascending; counted when
+        the round is complete."""
+
+    @abstractmethod
+    def _in_words(self) -> str:
+        """Describe the totals in a sentence."""
+
+    def _ends(self, clients: np.ndarray, at: float) -> tuple[np.ndarray, np.ndarray]:
+        """Reply times `float64 [n]` of clients `[n]` asked at a time, and mask `bool [n]` of lost
+        ones, which become unavailable at that time."""
+        ends = at + self.devices.seconds(clients, self._examples(clients), self._bytes / 10**6)
+        gone = self.devices.available_until(clients, at)
+        return np.minimum(ends, gone), ends > gone
+
+    def _examples(self, clients: np.ndarray) -> np.ndarray | float:
+        fixed = self.devices.config.examples
+        if fixed is not None:
+            return fixed
+        rows = POPULATIONS.population(self.experiment).counts(clients)
+        return rows * float(self.experiment.step.options.get("epochs", 1))
+
+    def _present(self, clients: np.ndarray, at: float) -> np.ndarray:
+        """Select the clients `[n]` that are available at a time."""
+        return clients[self.devices.available_until(clients, at) > at]
+
+    def _when_present(self, clients: np.ndarray, number: int, at: float) -> float:
+        """First time, not before `at`, at which `number` of the clients are available.
+
+        Raises:
+            ExperimentError: there is no such time.
+        """
+        for _ in range(_MOST_WAITS):
+            if len(self._present(clients, at)) >= number:
+                return at
+            back = np.sort(self.devices.returns_at(clients, at))
+            later = back[back > at]
+            if len(clients) < number or not len(later) or not np.isfinite(later[0]):
+                break
+            at = max(float(back[number - 1]), float(later[0]))
+            if not np.isfinite(at):
+                break
+        raise ExperimentError(
+            f"a cohort of {number} is impossible",
+            expected=f"{number} clients that are available at the same time",
+            fix="set a smaller sampler.cohort, or more hours in devices.nightly",
+        )
+
+
+# Synchronous rounds on simulated devices: a round closes when enough clients have answered, or at
+# its deadline (Bonawitz et al. 2019, section 2.2: over-selection, and a round without stragglers).
+#
+# Late answers are dropped. Their clients have downloaded the parameters, which `late-bytes` counts.
+
+
+def closed(
+    clients: np.ndarray, ends: np.ndarray, lost: np.ndarray, start: float, config: ClosingConfig
+) -> tuple[np.ndarray, float]:
+    """Choose the replies that a round uses, and the simulated time, in seconds, at which it closes.
+
+    Args:
+        clients: `int64 [clients]`, ids, which order simultaneous replies.
+        ends: `float64 [clients]`, time at which each has replied, or is lost.
+        lost: `bool [clients]`, True for clients that do not reply.
+        start: time at which the round started.
+        config: conditions on which it closes.
+
+    Returns:
+        Indices `int64 [n]` of the clients whose replies are used, in order of arrival; the time.
+    """
+    if not len(clients):
+        return np.empty(0, dtype=np.int64), start
+    order = np.lexsort((clients, ends))
+    deadline = math.inf if config.deadline is None else start + config.deadline
+    answers = order[~lost[order]]
+    needed = config.needed(len(clients))
+    taken = answers[ends[answers] <= deadline][:needed]
+    if len(taken) == needed:
+        return taken, float(ends[taken[-1]])
+    return taken, min(deadline, float(ends.max()))
+
+
+class SynchronousTimeline(Timeline):
+    """Rounds whose clients start at the same time from the same parameters."""
+
+    def _plan(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
+        config = self.experiment.closing or ClosingConfig()
+        start = self.clock
+        present = None
+        if self.devices.config.sometimes_away:
+            cohort = cohorts.section.options.get("cohort", 1)
+            number = math.ceil(config.asked(cohort))
+            start = self._when_present(cohorts.clients, number, start)
+            present = self._present(cohorts.clients, start)
+        asked = cohorts.drawn(round_number, present)
+        taken, self._ended = closed(asked, *self._ends(asked, start), start, config)
+        self._asked = len(asked)
+        return np.sort(asked[taken])
+
+    def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Complete the planned round; returns its numbers of late clients and their bytes."""
+        late = self._asked - len(self._taken)
+        self.clock = self._ended
+        self._counts.update({"asked": self._asked, "late": late})
+        return {SECONDS: self.clock, "late-clients": late, "late-bytes": late * self._bytes}
+
+    def _in_words(self) -> str:
+        asked = self._counts["asked"]
+        late = self._counts["late"]
+        if not late:
+            return f"All {asked} replies were in time."
+        share = late / asked
+        return f"{late} of {asked} replies ({share:.1%}) were late or missing, and were dropped."

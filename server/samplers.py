@@ -58,7 +58,7 @@ class Sampler(ABC):
         """Draw distinct clients, `int64 [clients]`, in any order."""
 
 
-class SizedSampler(Sampler):
+class _SizedSampler(Sampler):
     """Base of samplers with a setting `cohort`, the (mean) number of clients in a round.
 
     Raises:
@@ -115,7 +115,7 @@ class FixedSizeConfig(Config):
     """Clients per round (M in PrivRec); with `limited`, while enough clients are left."""
 
 
-class FixedSizeSampler(SizedSampler):
+class FixedSizeSampler(_SizedSampler):
     """Uniform sampling without replacement."""
 
     name = "fixed-size"
@@ -141,7 +141,7 @@ class PoissonConfig(Config):
     """Expected number of clients per round."""
 
 
-class PoissonSampler(SizedSampler):
+class PoissonSampler(_SizedSampler):
     """Independent sampling with probability cohort / clients."""
 
     name = "poisson"
@@ -168,7 +168,7 @@ class LimitedConfig(FixedSizeConfig):
     """How often a client may be sampled in the whole run."""
 
 
-class Limited(SizedSampler):
+class Limited(_SizedSampler):
     """Uniform sampling without replacement from those who may still be drawn."""
 
     name = "limited"
@@ -213,7 +213,7 @@ class MinSeparationConfig(FixedSizeConfig):
     """Number of groups, and smallest distance, in rounds, between two rounds of a client."""
 
 
-class MinSeparation(SizedSampler):
+class MinSeparation(_SizedSampler):
     """Sampler that draws each round's cohort from the group whose turn it is.
 
     Raises:

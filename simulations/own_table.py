@@ -47,7 +47,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.runs.ids import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.files import require_new_folder, write_atomically
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations.runner import run
 from simulations.table_facts import (
     Signal,

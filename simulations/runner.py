@@ -22,7 +22,7 @@ from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, write_atomically, write_json
 from fedrec.runtime.process import interrupting
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations.recommending import keep_ids, with_parameters
 from strategies.base import CohortStrategy
 

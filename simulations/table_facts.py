@@ -22,7 +22,7 @@ from fedrec.data.recognition import Recognised
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN
 from fedrec.experiment.schema import Experiment
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 
 _MOST_OF_A_USER = 100  # different items that count, so that one user changes their mean little
 _PUBLIC = ("as given", "by its name")  # reasons that need no value of a column

@@ -21,10 +21,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from pydantic import Field
 
-from fedrec.components.errors import finite, named, refuse_other_arrays
-from fedrec.components.registry import STRATEGY
 from fedrec.config import Config
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase
 from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.sampling import Scheduled
@@ -99,18 +97,6 @@ class Cohorts(Protocol):
         ...
 
 
-class Memory(Protocol):
-    """Object with state between rounds."""
-
-    def state(self) -> Mapping[str, np.ndarray]:
-        """Return the state as named arrays."""
-        ...
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Aggregate:
     """Aggregated replies of a round.
@@ -174,7 +160,8 @@ class CohortStrategy(_LoopEvaluates):
         reply: type of the nodes' replies: the sum of their clients' updates, or the update of each.
             `each` excludes secure aggregation and the user-level guarantee of `[privacy]`.
         weighting: weight of a client's update in the sum.
-        memories: objects with state between rounds, by the prefix of their arrays' names.
+        memories: objects whose `state()` and `restore(state)` a resumed run needs, by the prefix of
+            their arrays' names.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.
     """
 
@@ -186,7 +173,7 @@ class CohortStrategy(_LoopEvaluates):
         self.config = config
         self.cohorts = cohorts
         self.step = step
-        self.memories: dict[str, Memory] = {}
+        self.memories: dict[str, Any] = {}
         self.privacy: DpFedAvg | None = None
         self._round = 0
         self._theta: dict[str, np.ndarray] = {}
@@ -281,7 +268,10 @@ class CohortStrategy(_LoopEvaluates):
             return self._aggregate_each(server_round, [unpack_each(m.content) for m in good])
         sums = [unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
-        reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
+        # cohorts are secret in secure mode: then the expected number is reported
+        reported = clients
+        if self.privacy is not None and self.privacy.hides_cohorts:
+            reported = round(self.privacy.plan.denominator)
         metrics = MetricRecord(
             {
                 "num-clients": reported,
@@ -424,76 +414,7 @@ def check_private(strategy: CohortStrategy) -> None:
         raise not_private(strategy, reason)
 
 
-def protect(strategy: CohortStrategy, privacy: DpFedAvg) -> None:
-    """Make the rounds of a strategy differentially private; see `check_private` for errors."""
-    check_private(strategy)
-    strategy.privacy = privacy
-
-
 def parts_of(strategy: Strategy) -> list[Strategy]:
     """Strategies that send orders and aggregate: those of the phases, or the strategy itself if it
     is one of Flower's."""
     return list(strategy.phases().values()) if isinstance(strategy, CohortStrategy) else [strategy]
-
-
-def check_additive(strategy: Strategy) -> None:
-    """Check that a strategy needs only the sum of its clients' updates.
-
-    Raises:
-        ExperimentError: it needs more.
-    """
-    for part in parts_of(strategy):
-        reason = more_than_sums(type(part))
-        if reason:
-            raise ExperimentError(
-                f"strategy {type(part).__name__!r} needs more than the sum that secure aggregation"
-                " provides",
-                got=reason,
-                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
-            )
-
-
-def check_enough_nodes(strategy: Strategy, nodes: int) -> None:
-    """Check that a strategy does not wait for more nodes than exist: Flower's strategies would wait
-    forever.
-
-    Raises:
-        ExperimentError: its minimum is above `nodes`.
-    """
-    needed = max(
-        getattr(strategy, "min_available_nodes", 0), getattr(strategy, "min_train_nodes", 0)
-    )
-    if needed > nodes:
-        raise ExperimentError(
-            f"strategy {type(strategy).__name__!r} waits for more nodes than exist",
-            expected=f"at least {needed} nodes, not {nodes}",
-            fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
-        )
-
-
-def check_finite(parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy) -> None:
-    """Check that no parameter has NaN or infinity after a round.
-
-    Raises:
-        ClientError: one has.
-    """
-    for name, array in parameters.items():
-        if not finite(array):
-            raise ClientError(
-                f"training diverged in round {number}",
-                got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
-                fix="lower step.learning-rate or strategy.server-lr, or fix that file; the previous"
-                " checkpoint is intact",
-            )
-
-
-def check_same_parameters(
-    strategy: Strategy, number: int, after: ArrayRecord, before: ArrayRecord
-) -> None:
-    """Check that aggregated parameters have the names and shapes of those before the round.
-
-    Raises:
-        ComponentError: they differ.
-    """
-    shapes = {name: tuple(array.shape) for name, array in before.items()}
-    refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", after, shapes)

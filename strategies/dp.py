@@ -82,14 +82,10 @@ class DpFedAvg:
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
         total = {name: _total(name, bounded, theta) for name in names}
         self._warn_of_idle(round_number, total)
-        answered = sum(_within(reply.clients, asked) for reply, asked in sums)
+        # a node may report any number of clients
+        answered = sum(min(max(reply.clients, 0), asked) for reply, asked in sums)
         released = self._noisy(round_number, total, theta, answered)
         return {name: released.get(name, _nothing(value)) for name, value in theta.items()}
-
-    def reported_clients(self, clients: int) -> int:
-        """Number of clients in a round's metrics: in secure mode the expected one, as cohorts are
-        secret."""
-        return round(self.plan.denominator) if self.hides_cohorts else clients
 
     @property
     def hides_cohorts(self) -> bool:
@@ -176,11 +172,6 @@ class DpFedAvg:
         clip = self.plan.clip_of_sum(asked, numbers)
         parts = {name: numbers_in(change, theta[name]) for name, change in protected.items()}
         return scaled(protected, clip.factor(parts))
-
-
-def _within(reported: int, most: int) -> int:
-    """Bound the number of clients that a node reports to [0, `most`]."""
-    return min(max(reported, 0), most)
 
 
 def is_change(change: Change, table: np.ndarray) -> bool:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
 from fedrec.models.metamf import generate
+from fedrec.nn.layers import SGD, Adam
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import to_record
@@ -30,7 +31,70 @@ from strategies.base import (
     ServerRate,
     server_rate,
 )
-from strategies.optimisers import Kind, Optimiser
+
+# A PyTorch optimiser over named numpy arrays, with a state that can be saved.
+
+_Kind = Literal["adam", "sgd"]
+
+
+class _Optimiser:
+    """Adam (Kingma and Ba 2015) or gradient descent.
+
+    Args:
+        kind: the optimiser.
+    """
+
+    def __init__(self, kind: _Kind) -> None:
+        self.kind = kind
+        self._memory: dict[str, dict[str, Tensor]] = {}
+
+    def step(
+        self,
+        values: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        rates: Mapping[str, float],
+        decays: Mapping[str, float],
+    ) -> None:
+        """Update values in place, each with its own learning rate and L2 penalty, which is added to
+        the gradient."""
+        groups: list[dict[str, Any]] = []
+        for name, value in values.items():
+            value.grad = gradients[name]
+            groups.append({"params": [value], "lr": rates[name], "weight_decay": decays[name]})
+        optimiser = self._made(groups)
+        for name, value in values.items():
+            if name in self._memory:
+                optimiser.state[value] = self._memory[name]
+        optimiser.step()
+        self._memory = {
+            name: {
+                key: moment
+                for key, moment in optimiser.state[value].items()
+                if isinstance(moment, Tensor)
+            }
+            for name, value in values.items()
+        }
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the optimiser's state as named arrays."""
+        return {
+            f"{name}/{key}": v.numpy()
+            for name, moments in self._memory.items()
+            for key, v in moments.items()
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        self._memory = {}
+        for key, array in state.items():
+            name, _, part = key.rpartition("/")
+            self._memory.setdefault(name, {})[part] = torch.from_numpy(np.array(array))
+
+    def _made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        if self.kind == "adam":
+            return Adam(groups, fused=True)
+        return SGD(groups, lr=0.0)
+
 
 # Shared code of strategies that send each client its own parameters and need its reply separately.
 #
@@ -39,10 +103,10 @@ from strategies.optimisers import Kind, Optimiser
 # neither DP-FedAvg nor secure aggregation can cover these strategies.
 
 
-class PerClientConfig(ServerRate):
+class _PerClientConfig(ServerRate):
     """Settings of strategies that send each client its own parameters."""
 
-    optimiser: Kind = "adam"
+    optimiser: _Kind = "adam"
     """Optimiser on the server: Adam, or plain gradient descent."""
 
 
@@ -63,9 +127,9 @@ class PerClientStrategy(CohortStrategy):
     reply = "each"
     own_step: ClassVar[str] = ""
 
-    def __init__(self, config: PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+    def __init__(self, config: _PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._optimiser = Optimiser(config.optimiser)
+        self._optimiser = _Optimiser(config.optimiser)
         self.memories = {"optimiser/": self._optimiser}
 
     def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
@@ -125,7 +189,7 @@ _SPARE = 8  # rows per row of free memory
 
 
 @dataclass(frozen=True, eq=False)
-class Changes:
+class _Changes:
     """Changes of item embeddings by users, ordered by item, then by user.
 
     Attributes:
@@ -141,7 +205,7 @@ class Changes:
     values: np.ndarray
 
     @cached_property
-    def changed(self) -> tuple[np.ndarray, np.ndarray]:
+    def _changed(self) -> tuple[np.ndarray, np.ndarray]:
         """Changed items, `int64 [m]`, ascending, and offsets of their rows, `int64 [m + 1]`."""
         return _starts(self.items)
 
@@ -153,7 +217,7 @@ class Changes:
             ranks: `int64 [k]`, positions in `clients`, distinct.
             start: the shared table `[items, d]`.
         """
-        items, starts = self.changed
+        items, starts = self._changed
         products = np.zeros((len(self.clients), len(ranks) + 1))
         column = np.full(len(self.clients), -1)
         column[ranks] = np.arange(len(ranks))
@@ -162,7 +226,7 @@ class Changes:
         return np.ascontiguousarray(products.T)
 
     @cached_property
-    def squares(self) -> np.ndarray:
+    def _squares(self) -> np.ndarray:
         """Squared norms of the changes, `float64 [users]`."""
         squares = np.einsum("nd,nd->n", self.values, self.values)
         return np.bincount(self.users, squares, minlength=len(self.clients))
@@ -178,7 +242,7 @@ class Changes:
         products = self.products(ranks, start)
         along = products[-1]
         inner = products[:-1] + (shared + along[ranks, None] + along)
-        squares = np.maximum(shared + 2 * along + self.squares, 0)
+        squares = np.maximum(shared + 2 * along + self._squares, 0)
         norms = np.maximum(np.sqrt(squares), 1e-12)
         return inner / norms[ranks, None] / norms
 
@@ -218,7 +282,7 @@ def _starts(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return distinct_items, np.append(starts, len(items))
 
 
-def edges(similar: np.ndarray) -> np.ndarray:
+def _edges(similar: np.ndarray) -> np.ndarray:
     """Weights `[users, others]` of each user's neighbours, equal and with sum 1: all whose
     similarity is above the mean of `similar [users, others]`, or the most similar one if there is
     none."""
@@ -228,7 +292,7 @@ def edges(similar: np.ndarray) -> np.ndarray:
     return (above / above.sum(axis=1, keepdims=True)).astype(similar.dtype)
 
 
-class Uploads:
+class _Uploads:
     """Last upload of each client: its changes to rows of the item embeddings.
 
     Args:
@@ -240,7 +304,7 @@ class Uploads:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self.changes: Changes | None = None
+        self.changes: _Changes | None = None
         self._order = np.empty(0, dtype=np.int64)  # clients, most recent ones last
         # The values of the changes, from `_start` on, and free memory before or after them. The
         # system would clear a new array in each round.
@@ -260,7 +324,7 @@ class Uploads:
         old = self.changes
         if old is None:
             nothing = np.empty(0, dtype=np.int64)
-            old = Changes(nothing, nothing, nothing, values[:0])
+            old = _Changes(nothing, nothing, nothing, values[:0])
         shape = len(requests.items), old.values.shape[1]
         if values.shape != shape:
             raise ValueError(f"Expected changes of shape {shape}, got {values.shape}.")
@@ -275,12 +339,12 @@ class Uploads:
 
     def _merged(
         self,
-        old: Changes,
+        old: _Changes,
         remaining: np.ndarray,
         requests: ItemRequests,
         values: np.ndarray,
         rows: np.ndarray,
-    ) -> Changes:
+    ) -> _Changes:
         """Merge the stored changes of clients to keep, `bool [clients]`, with new changes, given as
         rows of `float32 [P, d]`, in the same memory."""
         clients = np.sort(np.concatenate([old.clients[remaining], requests.clients]))
@@ -300,7 +364,7 @@ class Uploads:
         sources = np.concatenate([remain, len(old.values) + rows])[order]
         self._start = merge_rows(self._table, self._start, len(old.values), values, sources)
         table = self._table[self._start : self._start + len(order)]
-        return Changes(clients, users[order], items[order], table)
+        return _Changes(clients, users[order], items[order], table)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the state as named arrays, in the order of the uploads."""
@@ -354,7 +418,7 @@ TOKENS = "third.tokens"
 EMBEDDING = "third.user"
 
 
-class FedgnnStrategyConfig(PerClientConfig):
+class FedgnnStrategyConfig(_PerClientConfig):
     """Settings of FedGNN's server and third party."""
 
     server_lr: float = Field(default=0.01, gt=0)
@@ -477,7 +541,7 @@ class FedgnnStrategy(PerClientStrategy):
 GUIDE = "item.guide"
 
 
-class GpfedrecStrategyConfig(PerClientConfig):
+class GpfedrecStrategyConfig(_PerClientConfig):
     """Settings of GPFedRec's server."""
 
     server_lr: float = Field(default=0.01, gt=0)
@@ -500,7 +564,7 @@ class GpfedrecStrategy(PerClientStrategy):
         self, config: GpfedrecStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
     ) -> None:
         super().__init__(config, cohorts, step)
-        self._uploads = Uploads(config.remembered)
+        self._uploads = _Uploads(config.remembered)
         self.memories |= {"uploads/": self._uploads}
 
     def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
@@ -529,11 +593,11 @@ class GpfedrecStrategy(PerClientStrategy):
         known = np.intersect1d(changes.clients, clients)
         return changes.mean(self._weights(changes, known).mean(axis=0), len(items))
 
-    def _weights(self, changes: Changes, clients: np.ndarray) -> np.ndarray:
+    def _weights(self, changes: _Changes, clients: np.ndarray) -> np.ndarray:
         """Share of each user in the guidance of some stored clients, `float64 [clients, users]`;
         each row sums to 1."""
         ranks = np.searchsorted(changes.clients, clients)
-        return edges(changes.similarities(ranks, np.asarray(self._theta[ITEMS])))
+        return _edges(changes.similarities(ranks, np.asarray(self._theta[ITEMS])))
 
     def sent(self, requests: ItemRequests) -> ClientArrays:
         """Make the rows that some clients start from, and their guidance: these rows for a client
@@ -577,7 +641,7 @@ class GpfedrecStrategy(PerClientStrategy):
 LOW = "item.low"
 
 
-class MetaMfStrategyConfig(PerClientConfig):
+class MetaMfStrategyConfig(_PerClientConfig):
     """Settings of the server in meta matrix factorization."""
 
     server_lr: float = Field(default=0.001, gt=0)

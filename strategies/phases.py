@@ -28,7 +28,7 @@ from strategies.sums import FACTORS, Products, ProductsStrategy, with_factors
 # Strategies that delegate each round to the strategy of its phase.
 
 
-class PhasesConfig(Config):
+class _PhasesConfig(Config):
     """Settings of strategies with phases."""
 
     main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
@@ -39,12 +39,12 @@ class PhasesConfig(Config):
         return server_rate(component_settings(STRATEGY, self.main), round_number)
 
 
-class ByPhase(CohortStrategy):
+class _ByPhase(CohortStrategy):
     """Base of strategies that delegate each round to the strategy of its phase."""
 
     _round = 1
 
-    def strategy_of(self, round_number: int) -> CohortStrategy:
+    def _strategy_of(self, round_number: int) -> CohortStrategy:
         """Strategy of a round."""
         return self.phases()[phase_at(self._schedule, round_number).name]
 
@@ -57,17 +57,17 @@ class ByPhase(CohortStrategy):
     ) -> Iterable[Message]:
         """Make the messages of the round's strategy."""
         self._round = server_round
-        return self.strategy_of(server_round).configure_train(server_round, arrays, config, grid)
+        return self._strategy_of(server_round).configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate by the round's strategy."""
-        return self.strategy_of(server_round).aggregate_train(server_round, replies)
+        return self._strategy_of(server_round).aggregate_train(server_round, replies)
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Apply an aggregate by the strategy of the last configured round."""
-        return self.strategy_of(self._round).apply(theta, aggregate)
+        return self._strategy_of(self._round).apply(theta, aggregate)
 
 
 # Two-stage federated training (PrivRec section 2.4).
@@ -106,14 +106,14 @@ class StageOneConfig(Config):
     """Sampler of stage one; default: that of the main stage."""
 
 
-class TwoStageConfig(PhasesConfig):
+class TwoStageConfig(_PhasesConfig):
     """Settings of two-stage training."""
 
     stage_one: StageOneConfig
     """Stage one."""
 
 
-class TwoStage(ByPhase):
+class TwoStage(_ByPhase):
     """Two-stage training: one strategy for the rounds of stage one and another after it.
 
     Attributes:
@@ -157,7 +157,7 @@ class TwoStage(ByPhase):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate by the stage's strategy; the metrics contain the `stage`, 1 or 2."""
         arrays, metrics = super().aggregate_train(server_round, replies)
-        stage = 1 if self.strategy_of(server_round) is self.stages[STAGE_ONE] else 2
+        stage = 1 if self._strategy_of(server_round) is self.stages[STAGE_ONE] else 2
         return arrays, MetricRecord({"stage": stage, **(metrics or {})})
 
 
@@ -184,7 +184,7 @@ def _inner(section: Section, at: str) -> tuple[type[CohortStrategy], Any]:
     return cls, component_settings(registry.STRATEGY, section, at=f"strategy.{at}")
 
 
-class FirstRoundConfig(PhasesConfig):
+class _FirstRoundConfig(_PhasesConfig):
     """Settings of strategies with a special first round; a subclass adds `step`, the clients' step
     in it."""
 
@@ -192,7 +192,7 @@ class FirstRoundConfig(PhasesConfig):
     """Sampler of the first round; default: that of the experiment."""
 
 
-class FirstRound(ByPhase):
+class _FirstRound(_ByPhase):
     """Base of strategies with a special first round and another strategy after it.
 
     Rounds keep their numbers, on which cohorts and noise depend: the main strategy starts with
@@ -231,7 +231,7 @@ class FirstRound(ByPhase):
         """Strategies of the first round and of the phases of the main strategy."""
         return {self.first_phase: self.first, **self.main.phases()}
 
-    def strategy_of(self, round_number: int) -> CohortStrategy:
+    def _strategy_of(self, round_number: int) -> CohortStrategy:
         """Strategy of a round."""
         return self.first if round_number == 1 else self.main
 
@@ -239,7 +239,7 @@ class FirstRound(ByPhase):
 def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
     """Class and settings of the strategy of all rounds after the first."""
     cls, settings = _inner(config.main, "main")
-    if issubclass(cls, FirstRound):
+    if issubclass(cls, _FirstRound):
         raise ExperimentError(
             f"strategy {config.main.name!r} would never run its own first round",
             fix="remove one of the two",
@@ -263,7 +263,7 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
 MEANS = "means"
 
 
-class MeansStartConfig(FirstRoundConfig):
+class MeansStartConfig(_FirstRoundConfig):
     """Settings of the start from item means."""
 
     step: Annotated[Section, registry.STEP] = Section(name="rating-sums")
@@ -300,8 +300,8 @@ class _Averaging(CohortStrategy):
         return {**theta, "item.mean": means[:, None], "item.count": total["item.count"]}
 
 
-class MeansStart(FirstRound):
-    """Start from item means: sums ratings in the first round, see `FirstRound`.
+class MeansStart(_FirstRound):
+    """Start from item means: sums ratings in the first round, see `_FirstRound`.
 
     Raises:
         ExperimentError: the step of the first round has a different rating scale.
@@ -349,7 +349,7 @@ _FLOOR = 0.001  # smallest assumed share of clients who like an item
 _NOISE_FLOOR = 1.5  # the same in standard deviations of a share's noise
 
 
-class PopularityStartConfig(FirstRoundConfig):
+class PopularityStartConfig(_FirstRoundConfig):
     """Settings of the popularity start."""
 
     step: Annotated[Section, registry.STEP] = Section(name="counts")
@@ -376,8 +376,8 @@ class _Counting(CohortStrategy):
         return {**theta, BIAS: np.log(np.maximum(counts / clients, floor))}
 
 
-class PopularityStart(FirstRound):
-    """Start from popularity: counts likes in the first round, see `FirstRound`."""
+class PopularityStart(_FirstRound):
+    """Start from popularity: counts likes in the first round, see `_FirstRound`."""
 
     name = "popularity-start"
     Config = PopularityStartConfig
@@ -410,7 +410,7 @@ class PopularityStart(FirstRound):
 PRODUCTS = "products"
 
 
-class GramStartConfig(FirstRoundConfig):
+class GramStartConfig(_FirstRoundConfig):
     """Settings of the start from the sum of products."""
 
     step: Annotated[Section, registry.STEP] = Section(name="gram")
@@ -436,8 +436,8 @@ class _Starting(ProductsStrategy):
         return with_factors(dict(theta), factors)
 
 
-class GramStart(FirstRound):
-    """Start from the Gram matrix: sums products in the first round, see `FirstRound`."""
+class GramStart(_FirstRound):
+    """Start from the Gram matrix: sums products in the first round, see `_FirstRound`."""
 
     name = "gram-start"
     Config = GramStartConfig

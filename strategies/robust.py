@@ -27,7 +27,7 @@ from strategies.base import Aggregate, CohortStrategy, ServerRate
 
 
 @dataclass(frozen=True, eq=False)
-class ClientChanges:
+class _ClientChanges:
     """Changes of one parameter by all clients of a round.
 
     Attributes:
@@ -73,11 +73,11 @@ class ClientChanges:
         return self.values.reshape(len(self.values), -1)
 
 
-Changes = Mapping[str, ClientChanges]
+Changes = Mapping[str, _ClientChanges]
 """Changes of each parameter, by its name."""
 
 
-class RobustRule(CohortStrategy):
+class _RobustRule(CohortStrategy):
     """Base of robust rules, which apply a robust combination of the clients' updates."""
 
     Config = ServerRate
@@ -85,7 +85,7 @@ class RobustRule(CohortStrategy):
     config: ServerRate
 
     @abstractmethod
-    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
+    def _combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Combine the updates of each parameter, `float64 [R, ...]`, in the rows of `changes`;
         rounds are numbered from 1."""
 
@@ -96,10 +96,10 @@ class RobustRule(CohortStrategy):
         if each is None:
             return theta
         changes = {
-            name: ClientChanges.of(each.changes(name, table), table)
+            name: _ClientChanges.of(each.changes(name, table), table)
             for name, table in theta.items()
         }
-        moved = self.combined(changes, aggregate.round)
+        moved = self._combined(changes, aggregate.round)
         moves = {name: change.change(moved[name]) for name, change in changes.items()}
         return apply_changes(theta, moves, self.config.rate(aggregate.round))
 
@@ -111,12 +111,12 @@ def _squared_distances(changes: Changes) -> np.ndarray:
     return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
 
 
-def mean_of(changes: Changes, chosen: np.ndarray) -> dict[str, np.ndarray]:
+def _mean_of(changes: Changes, chosen: np.ndarray) -> dict[str, np.ndarray]:
     """Mean update of some clients `int64 [n]`, `[R, ...]` by parameter."""
     return {name: change.values[chosen].mean(axis=0) for name, change in changes.items()}
 
 
-class CoordinateRuleConfig(ServerRate):
+class _CoordinateRuleConfig(ServerRate):
     """Settings of coordinate-wise rules."""
 
     over: Literal["cohort", "touching"] = "cohort"
@@ -128,33 +128,33 @@ class CoordinateRuleConfig(ServerRate):
     """Number of clients that must have changed a row for it to move, with `touching`."""
 
 
-class CoordinateRule(RobustRule):
+class _CoordinateRule(_RobustRule):
     """Base of coordinate-wise rules."""
 
-    Config = CoordinateRuleConfig
-    config: CoordinateRuleConfig
+    Config = _CoordinateRuleConfig
+    config: _CoordinateRuleConfig
 
     @abstractmethod
-    def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Combine values `[clients, R, ...]`, ascending, with NaN after the first `counts`, `int64
         [R, ...]`."""
 
-    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
+    def _combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Combine the updates of each parameter, `float64 [R, ...]`."""
-        return {name: self._combined(change) for name, change in changes.items()}
+        return {name: self._combined_change(change) for name, change in changes.items()}
 
-    def _combined(self, change: ClientChanges) -> np.ndarray:
+    def _combined_change(self, change: _ClientChanges) -> np.ndarray:
         clients = len(change.values)
         if change.rows is None or self.config.over == "cohort":
             counts = np.full(change.values.shape[1:], clients)
-            return self.of_sorted(np.sort(change.values, axis=0), counts)
+            return self._of_sorted(np.sort(change.values, axis=0), counts)
         tail = (1,) * (change.values.ndim - 2)
         touched = change.touched.reshape(*change.touched.shape, *tail)
         values = np.sort(np.where(touched, change.values, np.nan), axis=0)
         enough = change.touched.sum(axis=0) >= self.config.least
         counts = np.broadcast_to(touched.sum(axis=0), change.values.shape[1:])
         combined = np.zeros(change.values.shape[1:])
-        combined[enough] = self.of_sorted(values[:, enough], counts[enough])
+        combined[enough] = self._of_sorted(values[:, enough], counts[enough])
         return combined
 
 
@@ -168,13 +168,13 @@ class CoordinateRule(RobustRule):
 # is a fixed number.
 
 
-class NormBound(RobustRule):
+class NormBound(_RobustRule):
     """Norm bounding: applies the mean of bounded updates."""
 
     name = "norm-bound"
     paper = "Sun, Kairouz, Suresh and McMahan 2019"
 
-    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
+    def _combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the bounded updates, `float64 [R, ...]` by parameter."""
         squares = sum(np.square(change.flat).sum(axis=1) for change in changes.values())
         norms = np.sqrt(squares)
@@ -191,14 +191,14 @@ class NormBound(RobustRule):
 # over the clients that changed it.
 
 
-class TrimmedMeanConfig(CoordinateRuleConfig):
+class TrimmedMeanConfig(_CoordinateRuleConfig):
     """Settings of the trimmed mean."""
 
     cut: float = Field(default=0.1, ge=0, lt=0.5)
     """Share of the values of a coordinate that is left out on each side, rounded down."""
 
 
-class TrimmedMean(CoordinateRule):
+class TrimmedMean(_CoordinateRule):
     """Coordinate-wise trimmed mean of the clients' updates."""
 
     name = "trimmed-mean"
@@ -206,7 +206,7 @@ class TrimmedMean(CoordinateRule):
     paper = "Yin, Chen, Ramchandran and Bartlett 2018, option II"
     config: TrimmedMeanConfig
 
-    def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Compute the means of the middle values, `[R, ...]`, of `values [clients, R, ...]`."""
         out = (self.config.cut * counts).astype(np.int64)
         ranks = np.arange(len(values)).reshape(-1, *[1] * counts.ndim)
@@ -228,7 +228,7 @@ class ChoiceConfig(ServerRate):
         return math.ceil(self.malicious * clients - 1e-9)
 
 
-def nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
+def _nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
     """Choose the clients closest to their neighbours (Blanchard et al. 2017).
 
     Args:
@@ -266,7 +266,7 @@ _REFERENCES = 200  # sets of uniform numbers for comparison with clusters
 _SAMPLE = 100  # items whose embeddings are compared, drawn for each round
 
 
-class Union(RobustRule):
+class Union(_RobustRule):
     """UNION: applies the mean update of the clients that keep item embeddings uniform.
 
     Raises:
@@ -278,15 +278,15 @@ class Union(RobustRule):
     paper = "Yu et al. 2023, UNION"
     config: ChoiceConfig
 
-    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
+    def _combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the selected updates, `float64 [R, ...]` by parameter."""
         table = changes[self._table({name: change.before for name, change in changes.items()})]
         items = len(table.before)
         random = stream(0, "union", round_number)
         drawn = np.sort(random.choice(items, min(_SAMPLE, items), replace=False))
-        uniformities = mean_distances(table, drawn)
+        uniformities = _mean_distances(table, drawn)
         expected = self.config.expected(len(uniformities))
-        return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))
+        return _mean_of(changes, np.flatnonzero(~_outlying(uniformities, expected)))
 
     def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
         """Check that the model has a table of item embeddings."""
@@ -309,7 +309,7 @@ class Union(RobustRule):
         return max(tables, key=lambda name: tables[name])
 
 
-def mean_distances(table: ClientChanges, items: np.ndarray) -> np.ndarray:
+def _mean_distances(table: _ClientChanges, items: np.ndarray) -> np.ndarray:
     """Mean distance between the rows of some items `int64 [n]`, scaled to unit length, after each
     client's update, `float64 [clients]`."""
     changed = np.zeros((len(table.values), len(items), table.before.shape[1]))
@@ -328,7 +328,7 @@ def mean_distances(table: ClientChanges, items: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(apart, 0.0)).sum(axis=(1, 2)) / (count * (count - 1))
 
 
-def outlying(numbers: np.ndarray, expected: int) -> np.ndarray:
+def _outlying(numbers: np.ndarray, expected: int) -> np.ndarray:
     """Mask `bool [n]` of the smaller of two clusters, if there are two by the gap statistic or if
     it has at most `expected` members; empty if all numbers are equal.
 
@@ -369,19 +369,18 @@ def _are_two(spread_of_one: float, spread_of_two: float, count: int) -> bool:
 def _spreads(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sums of squares around one centre and around the best two, `float64 [sets]`, and the size of
     the lower one of two clusters, `int64 [sets]`, of ascending `values [sets, n]`."""
-    count = values.shape[1]
-    sizes = np.arange(1, count + 1)
-
-    def around_first(ordered: np.ndarray) -> np.ndarray:
-        """Sums of squares of the first 1, 2, ..., n values around their means."""
-        sums = ordered.cumsum(axis=1)
-        return np.maximum(np.square(ordered).cumsum(axis=1) - np.square(sums) / sizes, 0.0)
-
-    lower = around_first(values)
-    upper = around_first(values[:, ::-1])[:, ::-1]
+    lower = _spreads_of_first(values)
+    upper = _spreads_of_first(values[:, ::-1])[:, ::-1]
     split = lower[:, :-1] + upper[:, 1:]
     best = split.argmin(axis=1)
     return lower[:, -1], split[np.arange(len(values)), best], best + 1
+
+
+def _spreads_of_first(ordered: np.ndarray) -> np.ndarray:
+    """Sums of squares of the first 1, 2, ..., n values `[sets, n]` around their means."""
+    sums = ordered.cumsum(axis=1)
+    sizes = np.arange(1, ordered.shape[1] + 1)
+    return np.maximum(np.square(ordered).cumsum(axis=1) - np.square(sums) / sizes, 0.0)
 
 
 # Bulyan (El Mhamdi, Guerraoui and Rouault 2018): of updates that Krum's score chooses, the mean of
@@ -394,7 +393,7 @@ def _spreads(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # there Krum is repeated on those that are left.
 
 
-class Bulyan(RobustRule):
+class Bulyan(_RobustRule):
     """Bulyan: applies the coordinate-wise mean around the median of chosen updates.
 
     Raises:
@@ -406,7 +405,7 @@ class Bulyan(RobustRule):
     paper = "El Mhamdi, Guerraoui and Rouault 2018"
     config: ChoiceConfig
 
-    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
+    def _combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the central values, `float64 [R, ...]` by parameter."""
         distances = _squared_distances(changes)
         clients = len(distances)
@@ -417,7 +416,7 @@ class Bulyan(RobustRule):
                 expected=f"at least {4 * malicious + 3} clients in every round",
                 fix="set a larger sampler.cohort, or a smaller strategy.malicious",
             )
-        chosen = nearest(distances, malicious, clients - 2 * malicious)
+        chosen = _nearest(distances, malicious, clients - 2 * malicious)
         count = clients - 4 * malicious
         return {name: _central(change.values[chosen], count) for name, change in changes.items()}
 
@@ -443,7 +442,7 @@ class KrumConfig(ChoiceConfig):
     """Number of updates to average (m of Multi-Krum), at most the cohort."""
 
 
-class Krum(RobustRule):
+class Krum(_RobustRule):
     """Krum: applies the mean of the updates that are closest to others.
 
     Raises:
@@ -455,7 +454,7 @@ class Krum(RobustRule):
     paper = "Blanchard, El Mhamdi, Guerraoui and Stainer 2017"
     config: KrumConfig
 
-    def combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
+    def _combined(self, changes: Changes, round_number: int) -> dict[str, np.ndarray]:
         """Compute the mean of the chosen updates, `float64 [R, ...]` by parameter."""
         distances = _squared_distances(changes)
         if self.config.keep > len(distances):
@@ -465,7 +464,7 @@ class Krum(RobustRule):
                 fix="set a smaller strategy.keep, or a larger sampler.cohort",
             )
         malicious = self.config.expected(len(distances))
-        return mean_of(changes, nearest(distances, malicious, self.config.keep))
+        return _mean_of(changes, _nearest(distances, malicious, self.config.keep))
 
 
 # Coordinate-wise median of the clients' updates (Yin et al. 2018, option I).
@@ -474,13 +473,13 @@ class Krum(RobustRule):
 # over the clients that changed it.
 
 
-class Median(CoordinateRule):
+class Median(_CoordinateRule):
     """Coordinate-wise median of the clients' updates."""
 
     name = "median"
     paper = "Yin, Chen, Ramchandran and Bartlett 2018, option I"
 
-    def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Compute the median, `[R, ...]`, of `values [clients, R, ...]`."""
         ranks = np.stack([(counts - 1) // 2, counts // 2])
         return np.take_along_axis(values, ranks, axis=0).mean(axis=0)

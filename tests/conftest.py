@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks of the whole test suite, and shared fixtures."""
 
+import contextlib
 import copy
 import gc
 import logging
 import os
 import signal
 import sys
+import tempfile
+import types
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.fedrec.report.browser import Browser, executable
-from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
 
 pytest.register_assert_rewrite("tests.component_checks")
 
@@ -30,6 +33,80 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# One local Ray and one SuperLink per test process, for tests that need one but do not test its
+# start.
+
+CORES, STORE_BYTES = 4, 2**26
+
+
+class SharedEngines:
+    """Starts each engine when it is first needed, and stops it at the end, or before a test that
+    starts its own."""
+
+    def __init__(self):
+        self._started = {}
+
+    def of(self, engine):
+        """The engine's resources, available until `stop`."""
+        if engine not in self._started:
+            stack = contextlib.ExitStack()
+            found = stack.enter_context({"ray": _ray, "flower": _superlink}[engine]())
+            self._started[engine] = stack, found
+        return self._started[engine][1]
+
+    def stop(self, *engines):
+        """Stop some engines; without names, all."""
+        for engine in engines or tuple(self._started):
+            stack, _ = self._started.pop(engine, (contextlib.nullcontext(), None))
+            if isinstance(stack, contextlib.ExitStack):
+                stack.close()
+
+
+ENGINES = SharedEngines()
+
+
+@contextlib.contextmanager
+def _ray():
+    import ray
+
+    from simulations.engines.ray import alone, connect
+
+    with alone():
+        connect(None, CORES, STORE_BYTES)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _superlink():
+    """Port and environment of a SuperLink with simulations."""
+    from simulations.engines import flower
+
+    with tempfile.TemporaryDirectory(prefix="fedrec-tests-") as folder:
+        port = flower._free_port()
+        environment = flower._environment(Path(folder) / "home", port)
+        with flower._superlink(types.SimpleNamespace(path=Path(folder)), environment, port):
+            yield port, environment
+
+
+@pytest.fixture
+def shared_engine(request, monkeypatch):
+    """Runs of the engine in the test's parameter `engine`, of Ray without one, join the Ray or the
+    SuperLink that all tests of this process share."""
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    engine = params.get("engine", "ray")
+    found = ENGINES.of(engine)
+    if engine == "flower":
+        port, environment = found
+        monkeypatch.setattr("simulations.engines.flower._free_port", lambda: port)
+        monkeypatch.setattr("simulations.engines.flower._environment", lambda *_: environment)
+        monkeypatch.setattr(
+            "simulations.engines.flower._superlink", lambda *_: contextlib.nullcontext()
+        )
+
 
 ON_DEMAND = {
     "deployment": "make deploy-test",
@@ -269,7 +346,6 @@ def torch_privrec():
 def leftovers():
     """Processes whose environment contains a mark; waits up to 20 seconds until there is none."""
     import time
-    from pathlib import Path
 
     def marked(mark):
         found = []

@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from server.callbacks.base import Callback
+from fedrec.privacy.ledger import Ledger
+from server.callbacks import Callback
 from simulations import runner
 
 
@@ -17,6 +18,16 @@ def parameters_in(folder):
             for name in file.files
             if name.startswith("param")
         }
+
+
+def charged(folder):
+    """The lines of the ledger of a run folder."""
+    return Ledger(folder / "privacy.jsonl").charges
+
+
+def charges(folder):
+    """The round of each line of the ledger of a run folder."""
+    return [line.round_number for line in charged(folder)]
 
 
 def assert_close(found, expected, rtol=0.0, atol=0.0):

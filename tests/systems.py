@@ -95,10 +95,7 @@ SYSTEMS = {
         *DPVAE,
         f"step={{name='dpvae', clip='user', priors={{}}, learning-rate=1e-4, {NOISE}}}",
     ),
-    "dpvae, paper": (
-        *DPVAE,
-        "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}",
-    ),
+    "dpvae, paper": (*DPVAE, "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}"),
     "dpsgd": (
         *("model={name='mf', factors=3}", "sampler.cohort=12", *SAME),
         "evaluation.fine-tune={upload=false}",

@@ -47,11 +47,7 @@ MOST_LINES = 500
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = tuple(
     Path("simulations", *name.split("/"))
-    for name in (
-        "engines/grid.py",
-        "deployment/flower.py",
-        "deployment/flower_patches.py",
-    )
+    for name in ("engines/grid.py", "deployment/flower.py", "deployment/flower_patches.py")
 )
 
 
@@ -244,17 +240,17 @@ TASK_IDENTITY = "from flwr.supercore.task_identity import TaskIdentity"
 CONTROL = "from flwr.supercore.control import ControlHttpClient"
 REFUSED = [
     ("fedrec/rng.py", "import clients.app"),
-    ("fedrec/rng.py", "def f():\n    from server.loop import Loop"),
+    ("fedrec/rng.py", "def f():\n    from server.run import execute"),
     ("fedrec/models/privrec.py", "import numpy, ray.util"),
     ("fedrec/models/privrec.py", "from flwr.app import Message"),
     ("clients/app.py", "from strategies.base import Cohorts"),
-    ("clients/app.py", "import importlib\nimportlib.import_module('server.loop')"),
+    ("clients/app.py", "import importlib\nimportlib.import_module('server.run')"),
     ("strategies/base.py", "import clients"),
     ("strategies/base.py", "from server import loop"),
-    ("server/loop.py", "from clients.node import Node"),
-    ("server/loop.py", "if True:\n    import simulations.runner"),
-    ("server/loop.py", "from flwr.common import NDArray"),
-    ("server/loop.py", "from flwr import common"),
+    ("server/run.py", "from clients.node import Node"),
+    ("server/run.py", "if True:\n    import simulations.runner"),
+    ("server/run.py", "from flwr.common import NDArray"),
+    ("server/run.py", "from flwr import common"),
     ("simulations/deployment/gateway.py", CONTROL),
     ("simulations/engines/ray.py", TASK_IDENTITY),
 ]
@@ -262,10 +258,10 @@ RIGHT = [
     ("fedrec/protocol/serialization.py", "from flwr.app import Array"),
     ("fedrec/protocol/messages.py", "from fedrec.rng import stream\nfrom . import errors"),
     ("clients/app.py", "from flwr.clientapp import ClientApp\nimport clientship"),
-    ("server/loop.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
+    ("server/run.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
     ("simulations/engines/grid.py", TASK_IDENTITY),
     ("simulations/deployment/flower.py", CONTROL),
-    ("simulations/runner.py", "import ray\nfrom server.loop import Loop\nimport clients.app"),
+    ("simulations/runner.py", "import ray\nfrom server.run import execute\nimport clients.app"),
 ]
 
 
@@ -304,3 +300,87 @@ def test_names_say_what_a_value_is():
     assert set(meaningless_names(source)) == {"found", "own", "_kept"}
     named = {str(file): set(meaningless_names(text)) for file, text in sources().items()}
     assert not {file: names for file, names in named.items() if names}
+
+
+# Docstrings of public functions with arrays give shapes, such as `int64 [users]`.
+
+ARRAY = re.compile(r"\bnp\.ndarray\b|\bTensor\b|\bcsr_(array|matrix)\b")
+# shapes of named parameters are those of the model
+NAMED = re.compile(r"(Mapping|dict)\[(str|int), (Mapping\[str, )?(np\.ndarray|(torch\.)?Tensor)\]")
+
+
+def annotated(function: ast.FunctionDef) -> Iterator[str]:
+    """The annotations of a function's parameters and result, without those of named arrays."""
+    args = function.args
+    nodes = [
+        parameter.annotation for parameter in (*args.posonlyargs, *args.args, *args.kwonlyargs)
+    ]
+    for node in (*nodes, function.returns):
+        if node is not None:
+            yield NAMED.sub("", ast.unparse(node))
+
+
+def inherited(owner: ast.ClassDef, name: str, classes: dict[str, list[ast.ClassDef]]) -> bool:
+    """Whether a base class documents the method, or, for `__init__`, its own arguments."""
+    for base in owner.bases:
+        for found in classes.get(ast.unparse(base).split("[")[0].split(".")[-1], []):
+            methods = [node for node in found.body if isinstance(node, ast.FunctionDef)]
+            if any(node.name == name and ast.get_docstring(node) for node in methods):
+                return True
+            if name == "__init__" and "[" in (ast.get_docstring(found) or ""):
+                return True
+            if found is not owner and inherited(found, name, classes):
+                return True
+    return False
+
+
+def without_shape(texts: dict[str, str]) -> list[str]:
+    """Public functions with arrays whose docstring has no `[`."""
+    trees = {file: ast.parse(source) for file, source in texts.items()}
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+    return [
+        f"{file}:{function.lineno} {function.name}"
+        for file, tree in trees.items()
+        for function, owner in _public(tree, None)
+        if any(map(ARRAY.search, annotated(function)))
+        and "[" not in _docstring(function, owner)
+        and not (owner and inherited(owner, function.name, classes))
+    ]
+
+
+def _public(
+    parent: ast.Module | ast.ClassDef, owner: ast.ClassDef | None
+) -> Iterator[tuple[ast.FunctionDef, ast.ClassDef | None]]:
+    for node in parent.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from _public(node, node)
+        elif isinstance(node, ast.FunctionDef) and not re.match("_(?!_init__)", node.name):
+            yield node, owner
+
+
+def _docstring(function: ast.FunctionDef, owner: ast.ClassDef | None) -> str:
+    own = ast.get_docstring(function) or ""
+    return own + (ast.get_docstring(owner) or "" if owner and function.name == "__init__" else "")
+
+
+def test_public_functions_give_the_shapes_of_arrays():
+    assert without_shape({str(file): text for file, text in sources().items()}) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f(x: np.ndarray) -> int:\n    '''A number.'''", 1),
+        ("def f(x: np.ndarray) -> int:\n    '''A number of `[n]`.'''", 0),
+        ("def f(x: dict[str, Tensor]) -> None:\n    '''Named.'''", 0),
+        ("class A:\n    '''A.'''\n    def __init__(self, x: Tensor) -> None: ...", 1),
+        ("class A:\n    '''`[n]`.'''\n    def __init__(self, x: Tensor) -> None: ...", 0),
+        ("class A:\n    def f(self) -> Tensor: ...\nclass B(A):\n    pass", 1),
+    ],
+)
+def test_a_missing_shape_is_found(source, found):
+    assert len(without_shape({"a.py": source})) == found

@@ -98,7 +98,7 @@ SET_BY_NOBODY = {
     "NeumfConfig": "init_std layers tower",
     "NightlyConfig": "hours spread start",
     "NoisyCooccurrenceConfig": "delta",
-    "PerClientConfig": "optimiser",
+    "_PerClientConfig": "optimiser",
     "PersonalNoise": "budget_seed",
     "PfedrecConfig": "embedding",
     "PnbmConfig": "scale",

@@ -26,7 +26,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations.runner import run
 
 

@@ -227,7 +227,7 @@ STEP = Kind("step", "clients.steps", "clients.step:Step")
 STRATEGY = Kind("strategy", "strategies", "flwr.serverapp.strategy:Strategy")
 SAMPLER = Kind("sampler", "server.samplers", "server.samplers:Sampler")
 BASELINE = Kind("baseline", "fedrec.baselines", "fedrec.baselines.base:Baseline")
-CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback")
+CALLBACK = Kind("callback", "server.callbacks", "server.callbacks:Callback")
 PERTURBATION = Kind(
     "perturbation", "fedrec.perturb", "fedrec.data.perturbation:Perturbation", table="perturb"
 )

@@ -30,8 +30,7 @@ from fedrec.protocol.messages import HELLO, INITIAL, read_arrays, unpack_presenc
 from fedrec.protocol.orders import Presence
 from fedrec.runtime.files import open_atomically
 from server.checkpoint import reading
-from server.cohort import Roster
-from server.exchange import is_refusal, reason_of
+from server.nodes import Roster, is_refusal, reason_of
 
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000

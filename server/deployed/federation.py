@@ -15,7 +15,6 @@ import httpx
 import numpy as np
 from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
@@ -24,11 +23,10 @@ from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.process import Backoff
-from server.asynchronous import AsynchronousFederation
-from server.cohort import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery, most_common_parameters
 from server.deployed.validation import ReplyValidator
-from server.federation import Federation
+from server.federation import AsynchronousFederation, Federation
+from server.nodes import Roster
 
 
 def federation_of(run: RunFolder, grid: Grid) -> Federation:
@@ -77,9 +75,6 @@ class DeployedFederation(Federation):
             self.secure.roster = self.roster
         return True
 
-    def timeline(self, strategy: Strategy) -> None:
-        """Return None: real nodes have no simulated time."""
-
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """Return the initial parameters of the majority of a few nodes.
 
@@ -111,6 +106,9 @@ class DeployedFederation(Federation):
             enough=lambda good: sum(asked[reply.metadata.src_node_id] for reply in good) >= needed,
         )
         return messages, replies
+
+    def _timeline(self) -> None:
+        """Return None: real nodes have no simulated time."""
 
     def _first_roster(self) -> Roster:
         return self.discovery.wait_for(self.experiment.engine.nodes or 1)

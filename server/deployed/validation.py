@@ -46,7 +46,7 @@ from fedrec.protocol.updates import (
     scaled,
 )
 from fedrec.secure.vector import shapes_of, vector_bytes
-from server.exchange import DroppedReplies
+from server.nodes import DroppedReplies
 from strategies.dp import is_change
 
 if TYPE_CHECKING:

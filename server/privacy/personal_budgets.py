@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privacy budgets of users who add their own noise, and files of noise that later rounds cancel.
-
-Privacy budgets of users who add their own noise: guarantees, exhausted budgets, and the epsilon
+"""Privacy budgets of users who add their own noise: guarantees, exhausted budgets, and the epsilon
 of each user.
 
 The cohorts are known from the sampler; a sampled user is charged when it is asked, whether or not
@@ -13,9 +11,7 @@ missing lines is not resumed.
 
 from __future__ import annotations
 
-import io
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +26,14 @@ from fedrec.experiment.phases import phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.files import append_durably, open_atomically, write_atomically
+from fedrec.runtime.files import append_durably, write_atomically
 from server.checkpoint import RunExtension, reading
 from strategies.base import Cohorts, CohortStrategy
 
 log = logging.getLogger("fedrec")
 
 
-def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> PersonalAccounts | None:
+def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> _PersonalAccounts | None:
     """Make the accounts of a run; None if users add no noise.
 
     Raises:
@@ -57,7 +53,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
             "uploads of single users cannot be counted where cohorts are secret",
             fix="leave out [privacy] and set step.noise = 'secure'",
         )
-    return PersonalAccounts(
+    return _PersonalAccounts(
         run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients
     )
 
@@ -77,7 +73,7 @@ def check_no_phases(experiment: Experiment) -> None:
         )
 
 
-class PersonalAccounts(RunExtension):
+class _PersonalAccounts(RunExtension):
     """Privacy budget spent by each user of a run.
 
     Args:
@@ -192,7 +188,7 @@ class PersonalAccounts(RunExtension):
 
     def _rounds(self) -> list[int]:
         """Rounds in which clients were asked, in order, if recorded."""
-        return uploads_in(self._file) if self._file.exists() else []
+        return _uploads_in(self._file) if self._file.exists() else []
 
     def report(self, rounds: int) -> dict[str, Any]:
         """Write `epsilons.csv`, and return the report."""
@@ -202,7 +198,7 @@ class PersonalAccounts(RunExtension):
         return {"mode": self.settings.mode, "users": summary(table), "in words": lines}
 
 
-def uploads_in(file: Path) -> list[int]:
+def _uploads_in(file: Path) -> list[int]:
     """Read the rounds in which clients were asked, in order, from their file.
 
     Raises:
@@ -214,60 +210,3 @@ def uploads_in(file: Path) -> list[int]:
         if any(number < 1 for number in rounds):
             raise ValueError("round number below 1")
         return rounds
-
-
-# Separate files of noise that later rounds cancel: whoever reads it can remove noise from a model,
-# so it must not be in a checkpoint, which contains one.
-#
-# A file belongs to the checkpoint with the same number of charges in the ledger. Noise is charged
-# before it is drawn, so that the number identifies it, and a round that is repeated after an
-# interruption starts with the same noise. The files are in `private/` of the run folder, readable
-# by their owner only; a finished run keeps none (`fedrec.runs.folder`).
-
-
-def noise_file(run: RunFolder, charges: int) -> Path:
-    """File of the noise of the checkpoint with `charges` charges in the ledger."""
-    return run.path / "private" / f"noise-{charges:09d}.npz"
-
-
-def save_noise(run: RunFolder, charges: int, noise: Mapping[str, np.ndarray]) -> None:
-    """Write the noise of a checkpoint, before the checkpoint itself, and delete that of deleted
-    checkpoints.
-
-    Args:
-        run: the run folder.
-        charges: number of charges in the ledger at this checkpoint.
-        noise: named arrays.
-
-    Raises:
-        RunError: it cannot be written; the earlier files are intact.
-    """
-    file = noise_file(run, charges)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.parent.chmod(0o700)
-    with open_atomically(file, mode=0o600) as opened:
-        np.savez(opened, **noise)  # pyright: ignore[reportArgumentType]
-    # one more than there are checkpoints, as the new one is not yet written
-    for old in sorted(file.parent.glob("noise-*.npz"))[: -run.experiment.checkpoint.keep - 1]:
-        old.unlink()
-
-
-def read_noise(run: RunFolder, charges: int) -> dict[str, np.ndarray] | None:
-    """Read the noise of the checkpoint with `charges` charges; None without a file.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    file = noise_file(run, charges)
-    if not file.exists():
-        return None
-    expected = "the noise of earlier rounds, as written by fedrec"
-    fix = (
-        "restore it from a backup, or delete it: later noise is then drawn anew, and all rounds of"
-        " its phase are charged once more"
-    )
-    with (
-        reading(file, expected, fix),
-        np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive,
-    ):
-        return dict(archive)

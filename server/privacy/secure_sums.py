@@ -60,10 +60,10 @@ from fedrec.protocol.secure import (
     UnmaskReply,
 )
 from fedrec.protocol.serialization import zero_copy_arrays
+from fedrec.runtime.process import Backoff
 from fedrec.secure import vector
 from fedrec.secure.session import Session
-from server.cohort import Roster
-from server.exchange import DroppedReplies, answers
+from server.nodes import DroppedReplies, Roster, answers
 
 log = logging.getLogger("fedrec")
 FEDERATION = 1
@@ -85,7 +85,7 @@ class _WholeFederation(Roster):
 
 def secure_sums(
     experiment: Experiment, grid: Grid, roster: Roster, dropped: DroppedReplies | None = None
-) -> SecureSums | None:
+) -> _SecureSums | None:
     """Make the secure aggregation of an experiment; None without it.
 
     Raises:
@@ -101,10 +101,10 @@ def secure_sums(
             got=f"{len(roster.nodes)}",
             fix=f"set engine.nodes = {settings.least_nodes} or more",
         )
-    return SecureSums(experiment, settings, grid, roster, dropped)
+    return _SecureSums(experiment, settings, grid, roster, dropped)
 
 
-class SecureSums:
+class _SecureSums:
     """Secure aggregation that replies to training orders with the sum of all nodes.
 
     Args:
@@ -113,7 +113,6 @@ class SecureSums:
         grid: connection to the nodes.
         roster: the nodes and their clients; replaced when nodes join.
         dropped: records the nodes missing from a sum.
-        sleep: function that waits.
     """
 
     def __init__(
@@ -123,9 +122,7 @@ class SecureSums:
         grid: Grid,
         roster: Roster,
         dropped: DroppedReplies | None = None,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._sleep = sleep
         self.dropped = dropped or DroppedReplies()
         self.experiment = experiment
         self.settings = settings
@@ -209,18 +206,16 @@ class SecureSums:
         deadline. Otherwise rounds without a sum would follow each other immediately, and each would
         be charged."""
         waited = 0.0
-        pause = _FIRST_LOOK
+        pauses = Backoff(_FIRST_LOOK, _LAST_LOOK, growth=2.0)
         while True:
             there = set(self.grid.get_node_ids())
             online = [node for node in nodes if node in there]
-            if (
-                len(online) >= min(self.settings.least_nodes, len(nodes))
-                or waited >= self.experiment.engine.timeout
-            ):
+            enough = len(online) >= min(self.settings.least_nodes, len(nodes))
+            if enough or waited >= self.experiment.engine.timeout:
                 return online
-            self._sleep(pause)
-            waited = waited + pause
-            pause = min(2 * pause, _LAST_LOOK)
+            pause = pauses.next()
+            time.sleep(pause)
+            waited += pause
 
     def _meet(self, nodes: Iterable[int]) -> list[Message]:
         """Request the channel keys of new nodes; returns the errors among the replies."""

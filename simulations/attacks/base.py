@@ -26,7 +26,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.rng import seed_sequence
 from fedrec.runtime.files import finite, write_json
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations.attacks.members import Members, half_members
 from simulations.attacks.system import TrainedSystem
 from simulations.studies.runs import run_once

@@ -39,10 +39,10 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import open_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
-from server.callbacks.base import Observer
+from server.callbacks import Observer
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 from strategies.base import Aggregate, Cohorts, CohortStrategy, parts_of, server_rate
 
 _FILE = "canaries.npz"

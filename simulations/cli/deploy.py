@@ -147,7 +147,7 @@ def _gateway(
 def _show(deployment: Deployment) -> list[ProcessState]:
     """Print processes, nodes, runs and the certificates' remaining days, and return the
     processes."""
-    from server.exchange import with_names
+    from server.nodes import with_names
     from simulations.deployment.flower import Control
 
     console = Console()
@@ -218,7 +218,8 @@ def _stop(
 
 
 def _follow(deployment, run_folder) -> None:
-    from server.callbacks.base import Progress
+    from server.callbacks import Progress
+
     from simulations.cli.run import print_table
     from simulations.deployment import launch
 

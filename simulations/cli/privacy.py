@@ -17,6 +17,7 @@ import typer
 import typer.core
 from rich.console import Console
 from rich.table import Table
+from server.callbacks import Progress
 
 from fedrec.components import registry
 from fedrec.components.registry import ATTACK, available_names, resolve
@@ -31,9 +32,8 @@ from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Question, lines, sentence, warnings
 from fedrec.runs.ids import default_folder
 from fedrec.runtime.files import json_text, write_atomically
-from server.callbacks.base import Progress
+from server.privacy.guard import PhasePlans
 from server.privacy.personal_budgets import check_no_phases
-from server.privacy.phase_plans import PhasePlans
 from simulations.attacks.base import AttackOutcome, run_attack
 from simulations.cli import options
 from simulations.cli.options import (

@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 from rich.table import Table
+from server.callbacks import Progress
 
 from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
@@ -26,7 +27,6 @@ from fedrec.report.summary import result_lines, summary_table
 from fedrec.runs.ids import default_folder, runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
-from server.callbacks.base import Progress
 from simulations import runner
 from simulations.cli import options, studies
 from simulations.cli.options import Quiet, RunOutput, interruptible, overrides_of, setting_option

@@ -42,7 +42,7 @@ from fedrec.experiment.sections import Section, component_settings
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible, stream
 from fedrec.runs.result import Result
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations import runner
 
 if not __debug__:  # every contract would pass

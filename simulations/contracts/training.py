@@ -51,7 +51,7 @@ from simulations.contracts.base import (
     unchanged,
 )
 from simulations.engines.grid import identify_server
-from strategies.base import Aggregate, CohortStrategy, protect
+from strategies.base import Aggregate, CohortStrategy, check_private
 from strategies.dp import DpFedAvg
 
 _TIGHT_NORM = 0.01
@@ -483,7 +483,8 @@ class StrategyContract(RunContract):
             10,
         )
         for phase, part in strategy.phases().items():
-            protect(part, DpFedAvg(plan, phase, Reproducible(5), lambda number: None))
+            check_private(part)
+            part.privacy = DpFedAvg(plan, phase, Reproducible(5), lambda number: None)
             part.apply = _recording(part.apply, aggregates)  # type: ignore[method-assign]
         return strategy, aggregates
 

@@ -26,8 +26,8 @@ from fedrec.experiment.schema import Experiment
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
-from server.callbacks.base import Callback
-from server.exchange import with_names
+from server.callbacks import Callback
+from server.nodes import with_names
 from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
 from simulations.deployment.processes import Process, environment_of

@@ -30,7 +30,7 @@ import tomli_w
 from fedrec.errors import EngineError, RunError
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from server.callbacks.base import Callback, RunEvent
+from server.callbacks import Callback, RunEvent
 from simulations.engines.ray import settings_of_a_local_ray
 from simulations.flower_commands import (
     connection,

@@ -28,7 +28,7 @@ from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.ids import commit, installed_version
 from fedrec.runtime.files import number, read_json, read_toml, write_json
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 
 # Templates with `{key}` or `{key:format}`, in Python's format language.
 

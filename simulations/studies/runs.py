@@ -35,7 +35,7 @@ from fedrec.report.inputs import system_inputs
 from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, require_new_folder, write_json
-from server.callbacks.base import Callback, Progress
+from server.callbacks import Callback, Progress
 from simulations import runner
 from simulations.studies.declaration import Found, Job, Study, TaskJob
 from simulations.studies.tables import duration

@@ -29,7 +29,7 @@ from fedrec.privacy.accounting.accountant import Law, RandomTrials
 from fedrec.privacy.accounting.backends import rdp_total
 from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import seed_sequence, stream
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 
 _MOST = 10_000  # settings of a grid
 _EXAMPLES = (

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from server.evaluation import ending
 
 from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
@@ -37,9 +38,8 @@ from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically, write_json
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from server.checkpoint import Checkpoints, State
-from server.early_stopping import ending
 from simulations.studies.declaration import Job
 from simulations.studies.runs import damaged, execute, open_folder, read_part, run_once
 from simulations.studies.search import (

@@ -155,7 +155,7 @@ def test_privacy_costs_the_same_and_the_clip_holds(run_tiny, monkeypatch):
 
 def test_sums_without_signs_may_have_signs_after_compression(load_tiny, tmp_path):
     """So that they are accounted as updates with signs are: 2S and not sqrt(2) S."""
-    from server.privacy.phase_plans import PhasePlans
+    from server.privacy.guard import PhasePlans
 
     counted = (
         "model.item-bias=true",

@@ -129,7 +129,7 @@ def test_a_step_with_other_batches_does_not_inherit_the_kernel(load_tiny):
 
 
 def test_a_run_reports_its_training_path(run_tiny, capsys):
-    from server.callbacks.base import Progress
+    from server.callbacks import Progress
 
     run_tiny("rounds=1", callbacks=[Progress()])
     assert "training paths: step sgd: kernel" in capsys.readouterr().err

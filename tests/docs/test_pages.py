@@ -2,6 +2,7 @@
 """Pages of the documentation: architecture, licences, plug-ins, pictures, site, notebooks and
 commands."""
 
+import importlib
 import json
 import os
 import pkgutil
@@ -11,16 +12,24 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
+from typing import Annotated, Literal
 
 import flwr.app  # noqa: F401  # its handler of logs keeps the stream of its first import
 import pytest
+from pydantic import Field
 
 import fedrec
-from fedrec.components.registry import METRIC, available_names
+from fedrec.components.registry import KINDS, METRIC, available, available_names, ours, settings_of
+from fedrec.config import Config
+from fedrec.privacy.config import PrivacyConfig
 from simulations import cli, runner
-from simulations.cli.components import TEMPLATES
+from simulations.cli.components import SECTIONS, TEMPLATES
 from tests.simulations.helpers import flwr_command
+
+# The picture of the architecture is that of the script.
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -377,3 +386,160 @@ def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, c
 @pytest.mark.timeout(600)
 def test_the_page_of_a_flower_app_runs(place, monkeypatch, capsys):
     run_page(FLOWER, place, monkeypatch, capsys)
+
+
+# Every back-quoted Python name and path of ours in the documentation exists in the source.
+
+PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
+NAMED_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOREIGN = {"KNNWithMeans", "snake_case"}  # of another library
+NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
+PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]+")
+WRITTEN = re.compile(r"\.(txt|db|crt|key|jsonl)$")  # files that a run writes
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """All names in the source: definitions, arguments, attributes, keys, and files."""
+    found: set[str] = set()
+    files = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+    for file in (file for file in files if ".venvs" not in file.parts):  # of benchmarks
+        found.update(*(part.split(".") for part in file.relative_to(ROOT).parts))
+        own = file == Path(__file__)  # the names below are nowhere else
+        code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
+        found.update(names_of(code, texts=not own))
+    return found
+
+
+def names_of(code: CodeType, *, texts: bool) -> Iterator[str]:
+    """Names in compiled code, those of its functions and classes included, and texts."""
+    yield from (code.co_name, *code.co_varnames, *code.co_cellvars)
+    for name in code.co_names:  # a module's is dotted
+        yield from name.split(".")
+    values = list(code.co_consts)
+    while values:
+        value = values.pop()
+        if isinstance(value, CodeType):
+            yield from names_of(value, texts=texts)
+        elif isinstance(value, tuple | frozenset):  # such as the names of keyword arguments
+            values.extend(value)
+        elif texts and isinstance(value, str):
+            yield value
+
+
+def unknown_names(text: str, known: set[str]) -> list[str]:
+    """Back-quoted names of a page, outside of code blocks, that the source does not have."""
+    quoted = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    return [name for name in quoted if name not in FOREIGN and not _is_there(name, known)]
+
+
+def _is_there(name: str, known: set[str]) -> bool:
+    if PATH.fullmatch(name):
+        return (ROOT / name).exists()
+    looks_like_python = re.search(r"[a-z]_[a-z]|[a-z][A-Z]|\w\.\w|\(\)$", name)
+    if not (NAME.fullmatch(name) and looks_like_python) or WRITTEN.search(name):
+        return True
+    plain = name.removesuffix("()")
+    return plain in known or (ROOT / plain).exists() or set(plain.split(".")) <= known
+
+
+@pytest.mark.parametrize("page", NAMED_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_names_of_a_page_exist(page, known):
+    assert not unknown_names(page.read_text(encoding="utf-8"), known)
+
+
+def test_a_name_that_is_nowhere_is_found(known):
+    page = "`phases` `Strategy.by_phases` `clients/nowhere.py` `no_such_name()` `fedrec.load`"
+    assert unknown_names(page, known) == [
+        "Strategy.by_phases",
+        "clients/nowhere.py",
+        "no_such_name()",
+    ]
+
+
+UPGRADES = re.findall(
+    r"^((?:fedrec|clients|server|strategies|simulations)\.[\w.:]+) +-> ([\w.:]+)$",
+    (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8"),
+    re.M,
+)
+
+
+@pytest.mark.parametrize(("before", "now"), UPGRADES)
+def test_a_moved_module_is_where_the_upgrade_notes_say(before, now):
+    assert _is_importable(now) and not _is_importable(before)
+
+
+def _is_importable(name: str) -> bool:
+    """Whether there is a module, or a name in a module (`package.module:Name`)."""
+    module, _, member = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return False
+    return not member or hasattr(found, member)
+
+
+# The page of settings, which is generated with the site, has all components, and its rows are
+# correct.
+
+
+def test_the_page_has_every_table_and_built_in_component():
+    page = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))["page"]()
+    headings = [line[4:] for line in page.splitlines() if line.startswith("### ")]
+    tables = ["Top level" if name == "experiment" else f"[{name}]" for name in SECTIONS]
+    components = [
+        f"{kind.name} `{name}`"
+        for kind in KINDS
+        for name, component in available(kind)
+        if ours(kind, component)
+    ]
+    assert headings == [*tables, *components] and len(components) > 100
+
+
+class Inner(Config):
+    """A table within."""
+
+    share: float = Field(default=0.5, ge=0, lt=1)
+    """How much."""
+
+
+class Outer(Config):
+    """Settings of a made-up component."""
+
+    rounds: int = Field(ge=1)
+    """How often."""
+    how: Literal["fast", "slow"] = "fast"
+    """In which way,
+    in two lines."""
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] = (5, 10)
+    """Of what."""
+    inner: Inner = Inner()
+    """A table."""
+    rest: float | None = None
+    """Left out."""
+
+
+def test_a_setting_has_key_type_default_range_and_sentence():
+    found = {one.key: one for one in settings_of(Outer)}
+    assert list(found) == ["rounds", "how", "sizes", "inner", "inner.share", "rest"]
+    assert (found["rounds"].default, found["rounds"].range) == ("required", ">= 1")
+    assert (found["how"].type, found["how"].default) == ('"fast" or "slow"', '"fast"')
+    assert found["how"].about == "In which way, in two lines."
+    assert (found["sizes"].type, found["sizes"].default) == ("list of integer >= 1", "[5, 10]")
+    assert (found["inner"].type, found["inner"].default) == ("table", "{ share = 0.5 }")
+    assert found["inner.share"].range == ">= 0, < 1"
+    assert (found["rest"].type, found["rest"].default) == ("number", "")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_setting_of_a_built_in_has_a_sentence(kind):
+    for name, component in available(kind):
+        if isinstance(component, type) and ours(kind, component):
+            silent = [one.key for one in settings_of(component) if not one.about]
+            assert not silent, f"{kind.name} {name}: {silent}"
+
+
+def test_the_keys_of_the_privacy_table_are_all_there():
+    keys = {one.key for one in settings_of(PrivacyConfig)}
+    assert set(PrivacyConfig.keys()) <= keys and "phases.NAME.clip-norm" in keys

@@ -77,7 +77,7 @@ def test_a_broken_plug_in_is_named_and_the_rest_works(plugins):
     [
         ("outside_step:Yours", "'outside_step:Yours' is not a step", "no such name"),
         ("outside_step:NOT_A_CLASS", "is not a step", "3"),
-        ("strategies.optimisers:FedAvg", "is not a step", "FedAvg"),
+        ("strategies.sums:FedAvg", "is not a step", "FedAvg"),
         ("nowhere_at_all:Step", "cannot import 'nowhere_at_all'", "ModuleNotFoundError"),
         (":Step", "cannot import ''", "ValueError"),
     ],

@@ -25,7 +25,7 @@ from fedrec.protocol.updates import dense_change
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 from fedrec.secure.session import Session
 from fedrec.secure.vector import digest_of, session_bits
-from server.cohort import call_roster
+from server.nodes import call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut

@@ -18,8 +18,8 @@ from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
-from server.loop import Loop
+from server.callbacks import Callback
+from server.run import _Loop
 from simulations import runner
 from tests.runs import assert_close, assert_same_run, resumed
 
@@ -175,7 +175,7 @@ def test_wrong_labels_and_settings_are_named(central, baselines, problem, fix):
 def test_commands_that_need_a_federated_system_refuse_others(central, tmp_path):
     run = RunFolder.create(runner.settle(load(central())), tmp_path / "run")
     with pytest.raises(ExperimentError, match="has no federated system"):
-        Loop(run, None)
+        _Loop(run, None)
 
 
 # Early stopping: stopping round and kept round follow exactly from the curve of validation users,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
+from fedrec.errors import ClientError, EngineError, RunError
 from fedrec.protocol.messages import pack_presence
 from fedrec.protocol.orders import Presence
 from server.checkpoint import Checkpoints, State
-from server.cohort import Roster, balanced, call_roster
+from server.nodes import Roster, _balanced, call_roster
 from server.samplers import (
     FixedSizeConfig,
     FixedSizeSampler,
@@ -57,14 +57,6 @@ def test_poisson_mean_and_independence():
     correlations = np.corrcoef(taken.T)[np.triu_indices(40, 1)]
     # Drawing without replacement would give a mean of -1/39 = -0.026.
     assert abs(correlations.mean()) < 0.005 and np.abs(correlations).max() < 5.5 / np.sqrt(4000)
-
-
-@pytest.mark.parametrize("make", [fixed, poisson])
-def test_more_than_there_are_is_refused_with_the_number(make):
-    with pytest.raises(ExperimentError) as caught:
-        make(41)
-    assert "sampler.cohort" in caught.value.problem and caught.value.got == "41"
-    assert caught.value.fix == "set sampler.cohort = 40 or less"
 
 
 # Limited sampling: no client more often than allowed, and cohorts that are a function of seed and
@@ -167,7 +159,7 @@ def test_nodes_that_may_train_each_others_clients_share_the_work():
 @pytest.mark.usefixtures("identity")
 def test_work_is_shared_evenly_and_no_client_is_lost():
     work = np.random.default_rng(0).lognormal(4.5, 1.0, 200).astype(int) + 1
-    shares = balanced(work, 3)
+    shares = _balanced(work, 3)
     assert sorted(np.concatenate(shares).tolist()) == list(range(200))
     loads = [work[share].sum() for share in shares]
     assert max(loads) < 1.15 * min(loads)

@@ -3,8 +3,6 @@
 
 import json
 import types
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -16,19 +14,17 @@ from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
-from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import pack_sum, unpack_order, writable_arrays
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
-from server.asynchronous import AsynchronousFederation, BufferedTimeline
-from server.cohort import Roster
-from server.devices import closed
-from server.loop import announce_paths, warn_without_user_features
-from strategies.optimisers import Reptile, ReptileConfig
-from tests.runs import assert_close, assert_same_run, parameters_in, resumed
+from server.cohort import Timeline, closed
+from server.federation import AsynchronousFederation, _BufferedTimeline
+from strategies.sums import Reptile, ReptileConfig
+from tests.runs import assert_close, assert_same_run, charged, parameters_in, resumed
+from tests.server.test_phase_plans import delta_of
 
 # Runs on simulated devices: equal to synchronous ones where they have to be, resumed, on engines,
 # under a guarantee, and what is refused.
@@ -79,6 +75,13 @@ def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
     assert "hits@5 by round" in charts and "hits@5 by simulated hour" in charts
 
 
+def test_late_clients_are_left_out_in_each_stage(run_tiny):
+    step = "step={name='contrastive', hidden=4, session-length=4, epochs=1}"
+    stages = f"strategy={{name='two-stage', stage-one={{rounds=1, {step}}}}}"
+    rounds = run_tiny(stages, UNEVEN, "closing={over-selection=1.5}").rounds
+    assert set(rounds["num-clients"]) == {6} and set(rounds["late-clients"]) == {3}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [UNEVEN, NIGHTLY])
 @pytest.mark.parametrize("late", [EARLY, BUFFERED])
@@ -108,17 +111,14 @@ def test_nothing_is_gained_by_sampling_where_devices_decide(run_tiny, late, adja
     settings = ("rounds=3", PRIVATE, f"privacy.adjacency={adjacency}", TIMED, late, BY_CLIENT)
     result = run_tiny(*settings)
     epsilon = result.rounds["epsilon"].iloc[-1]
-    assert _delta(np.sqrt(3), epsilon) == pytest.approx(1e-3, rel=0.02)
-    charges = Ledger(result.folder / "privacy.jsonl").charges
-    assert [line.event.sampling for line in charges] == [Full()] * 3  # type: ignore[union-attr]
+    assert delta_of(np.sqrt(3), epsilon) == pytest.approx(1e-3, rel=0.02)
+    assert [line.event.sampling for line in charged(result.folder)] == [Full()] * 3  # type: ignore[union-attr]
     assert any("speed and availability of devices" in line for line in result.privacy)
 
 
 def test_the_denominator_is_the_cohort_whoever_answers(run_tiny, monkeypatch):
     """And the sum is clipped for as many as were asked by name."""
     seen = []
-    from strategies.optimisers import Reptile
-
     apply = Reptile.apply
 
     def watched(self, theta, aggregate):
@@ -132,8 +132,6 @@ def test_the_denominator_is_the_cohort_whoever_answers(run_tiny, monkeypatch):
 
 def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monkeypatch):
     """Users with twice as many rows answer at the same time."""
-    from server.devices import Timeline
-
     cohorts: dict = {}
     plan = Timeline.cohort
 
@@ -190,14 +188,6 @@ def test_what_does_not_fit_is_refused(run_tiny, settings, said):
     assert said in error.value.text()
 
 
-def _delta(mu, epsilon):
-    """Delta of a Gaussian release whose sensitivity is mu standard deviations."""
-    from statistics import NormalDist
-
-    phi = NormalDist().cdf
-    return phi(mu / 2 - epsilon / mu) - np.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
-
-
 # The queue of buffered aggregation by hand: three devices of known speed.
 
 SECONDS = np.array([1.0, 2.0, 5.0])
@@ -227,7 +217,7 @@ def timeline(load_tiny):
     def make(*more):
         settings = ("devices={examples=1}", "asynchronous={concurrency=2}", "sampler.cohort=1")
         experiment = load_tiny(*settings, *more)
-        found = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
+        found = _BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
         found.devices = ByHand(experiment.devices, 0)
         found.announce(THETA)
         return found
@@ -294,7 +284,7 @@ def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline
     )
     strategy = Reptile(ReptileConfig(server_lr=1.0), cohorts, {"name": "sgd"})
     federation = object.__new__(AsynchronousFederation)
-    federation._timeline, federation.secure, federation.timeout = found, None, 1.0
+    federation.timeline, federation.secure, federation.timeout = found, None, 1.0
 
     def answered(messages, timeout):
         (message,) = messages
@@ -339,48 +329,3 @@ def test_answers_by_hand(settings, taken, at):
         np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings)
     )
     assert tuple(indices.tolist()) == taken and closes == start + at
-
-
-# What is said of training paths, and compiled before the first round.
-
-
-@pytest.mark.parametrize(
-    ("paths", "wanted"),
-    [
-        ({"sgd": "kernel"}, ["train_clients"]),
-        ({"sequence": "blocks", "fedrap": "kernel"}, ["train_additive"]),
-        ({"sgd": "blocks (a reason)"}, []),
-        ({"os:system": "kernel"}, []),
-    ],
-)
-@pytest.mark.parametrize("cached", [False, True])
-def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
-    """Of the experiment's own steps: what nodes report names nothing that is imported."""
-    called = []
-    monkeypatch.setattr("server.loop.is_compiled", lambda *_, **__: cached)
-    monkeypatch.setattr("fedrec.training.kernel.compile_ahead", called.append)
-    lines = []
-    roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
-    own = [name for name in paths if ":" not in name]
-    announce_paths(cast(Roster, roster), own, lines.append)
-    assert called == ([] if cached else wanted) and len(lines) == 1 + len(called)
-    assert all(f"step {step}: {path}" in lines[0] for step, path in paths.items())
-
-
-# The warning about users whom a model cannot tell apart.
-
-
-@pytest.mark.parametrize(
-    ("model", "parameters", "warned"),
-    [
-        ("{name='privrec'}", ["item.id"], True),
-        ("{name='privrec'}", ["item.id", "user.group"], False),
-        ("{name='privrec', features=false}", ["item.id"], False),
-        ("{name='mf'}", ["item.factors"], False),
-    ],
-)
-def test_a_model_of_features_is_warned_of_data_without_features(
-    load_tiny, caplog, model, parameters, warned
-):
-    warn_without_user_features(load_tiny(f"model={model}"), parameters)
-    assert any("represents users by features" in line for line in caplog.messages) == warned

@@ -11,9 +11,10 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.protocol.orders import Presence
 from fedrec.runs.folder import RunFolder
 from server.checkpoint import make_strategy
-from server.cohort import Roster, SampledCohorts
-from server.loop import Loop
+from server.cohort import SampledCohorts
+from server.nodes import Roster
 from server.privacy.personal_budgets import accounts_of
+from server.run import _Loop
 from simulations import runner
 from tests.runs import Broken, crash_in_round
 
@@ -31,7 +32,7 @@ def test_a_repeated_round_of_users_own_noise_is_another_release(
     )
     for output, crash in (("whole", False), ("broken", True)):
         if crash:
-            crash_in_round(monkeypatch, 2, (Loop, "_evaluate_sample"))
+            crash_in_round(monkeypatch, 2, (_Loop, "_evaluate_sample"))
             with pytest.raises(Broken):
                 run_tiny(*own, *CHEAP, output=output)
             runner.resume(tmp_path / output)
@@ -48,7 +49,7 @@ def test_uploads_of_users_own_noise_that_were_lost_are_missed(
     run_tiny, tmp_path, monkeypatch, lost
 ):
     """Resumed without them, `epsilons.csv` would say less than what users have spent."""
-    crash_in_round(monkeypatch, 2, (Loop, "_evaluate_sample"))
+    crash_in_round(monkeypatch, 2, (_Loop, "_evaluate_sample"))
     own = (
         "model={name='vae', hidden=6, latent=3}",
         "step={name='dpvae', noise='secure'}",

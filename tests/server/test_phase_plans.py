@@ -13,7 +13,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.sampling import Full, of_sampler
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 from strategies.phases import TwoStage
 
 STEP = "step={name='contrastive', hidden=4, session-length=4, masks=1, epochs=1}"
@@ -85,17 +85,6 @@ def test_noise_factors_agree_with_the_analytic_gaussian(plans):
     assert delta_of(math.sqrt(3) / 2, report.phases["main"]) == pytest.approx(1e-5, rel=0.01)
 
 
-@pytest.mark.slow
-def test_all_phases_together_meet_a_target_for_any_factors(plans):
-    for factor in (0.5, 1.0, 3.0):
-        biases = BIASES.replace("1.5", str(factor))
-        told = plans(*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", biases, "rounds=6")
-        ratio = told.plans["popularity"].noise_multiplier / told.plans["main"].noise_multiplier
-        assert told.paid_rounds() == 6
-        assert 2.9 < told.forecast().epsilon <= 3.0
-        assert ratio == pytest.approx(factor)
-
-
 def test_a_budget_that_ends_the_run_early_is_reported(plans):
     told = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", "rounds=50", "privacy.budget=6.0")
     paid = told.paid_rounds()
@@ -117,10 +106,7 @@ NOISY = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
     [
         ((), "no differential privacy"),
         ((NOISY, "privacy.phases.manes={clip-norm=2.0}"), "unknown phase 'manes'"),
-        (
-            (NOISY, "strategy={name='flwr.serverapp.strategy:FedAvg'}"),
-            "cannot be made private",
-        ),
+        ((NOISY, "strategy={name='flwr.serverapp.strategy:FedAvg'}"), "cannot be made private"),
         # ratings in [-1, 1] alone: a client moves their sum by 2 S, and the noise is for sqrt(2) S
         (
             (MEANS, NOISY, "privacy.phases.means={parameters=['item.mean']}"),

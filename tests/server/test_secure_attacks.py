@@ -21,7 +21,7 @@ from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.secure import keys as masks
 from fedrec.secure.identity import Identity
-from server.cohort import Roster
+from server.nodes import Roster
 from simulations.deployment.pki import Authority
 from simulations.engines.grid import FIRST_NODE_ID
 
@@ -306,10 +306,7 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
     forged = {
         "another's": (proofs[1], "not signed by its node"),
         "a server's certificate": (false_server.proof(statement), "not for use by a node"),
-        "one of an authority of that name": (
-            twin.proof(statement),
-            "not signed by the authority",
-        ),
+        "one of an authority of that name": (twin.proof(statement), "not signed by the authority"),
         "another authority's": (unknown.proof(statement), "not signed by the authority"),
         "nothing": (b"", "needs a certificate and a signature"),
         "rubbish": (b"\x00" * 50, "."),

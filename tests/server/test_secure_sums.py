@@ -70,7 +70,7 @@ def test_an_offline_node_is_not_expected_to_answer(federation):
     assert {place for place, step, _ in made.grid.sent if step == "shares"} == {1, 2}
 
 
-def test_while_too_few_are_there_it_is_waited_for_them(federation):
+def test_while_too_few_are_there_it_is_waited_for_them(federation, monkeypatch):
     made = federation(3)
     made.grid.away.update({0, 1, 2})
     looked = []
@@ -80,11 +80,11 @@ def test_while_too_few_are_there_it_is_waited_for_them(federation):
         if len(looked) == 4:
             made.grid.away.clear()
 
-    made.sums._sleep = sleep
+    monkeypatch.setattr("server.privacy.secure_sums.time.sleep", sleep)
     made.expect(made.secure(), range(3))
     assert len(looked) == 4
     made.grid.away.update({0, 1})
-    made.sums._sleep = looked.append
+    monkeypatch.setattr("server.privacy.secure_sums.time.sleep", looked.append)
     assert made.secure().clients == 0
     timeout = made.experiment.engine.timeout
     assert timeout <= sum(looked[4:]) <= timeout + 2

@@ -107,7 +107,7 @@ def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
         assert entry["about"] in line
         assert line.rstrip().endswith(entry["file"])
     reptile = next(entry for kind, entry in entries if entry["name"] == "reptile")
-    assert reptile["file"] == "strategies/optimisers.py" and "eq. 6" in reptile["paper"]
+    assert reptile["file"] == "strategies/sums.py" and "eq. 6" in reptile["paper"]
 
 
 @pytest.mark.parametrize("arguments", [("baseline", "noisy"), ("baselines", "NOISY"), ("noisy",)])

@@ -25,12 +25,12 @@ from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
 from fedrec.perturb.simple import RandomReplacement
 from fedrec.privacy.mechanisms.base import Gaussian
-from fedrec.testing import ModelContract
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from server.samplers import FixedSizeSampler
 from simulations.attacks.inference import Fit
+from simulations.contracts.training import ModelContract
 from simulations.poisoning.profiles import RandomProfiles
-from strategies.optimisers import Reptile
+from strategies.sums import Reptile
 from tests.clients import oracles
 
 # Each contract test fails for a component that breaks what the test is for.

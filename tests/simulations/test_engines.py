@@ -26,7 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.steps.sgd import Sgd
 from fedrec.errors import ClientError
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations import runner
 from simulations.engines import grid as flwr_private
 from simulations.engines.grid import SerialGrid, identify_server, number

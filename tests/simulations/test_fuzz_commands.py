@@ -218,7 +218,7 @@ def use(kind, file):
 @given(st.data())
 def test_files_of_a_server(tmp_path, data):
     """Roster and counts of uploads."""
-    from server.privacy.personal_budgets import uploads_in
+    from server.privacy.personal_budgets import _uploads_in
 
     clients = Presence(0, np.array([1, 2]), np.array([3]))
     write_roster(tmp_path / "whole.npz", {7: clients})
@@ -227,7 +227,7 @@ def test_files_of_a_server(tmp_path, data):
     (tmp_path / "roster.npz").write_bytes(damaged(roster, data))
     (tmp_path / "uploads.txt").write_bytes(damaged(b"1\n2\n2\n3\n", data))
     told(lambda: Discovery(cast(Any, None), tmp_path / "roster.npz", timeout=1.0))
-    found = told(uploads_in, tmp_path / "uploads.txt")
+    found = told(_uploads_in, tmp_path / "uploads.txt")
     assert isinstance(found, str) or all(number > 0 for number in found)
 
 
@@ -247,9 +247,9 @@ from fedrec.data.splits.rules import UserHoldout
 from fedrec.models.privrec import PrivRec
 from fedrec.training.results import Dense
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from server.samplers import Sampler
-from strategies.optimisers import Reptile
+from strategies.sums import Reptile
 
 class Alone(Step):
     def train_block(self, parameters, block, client_params=None):

@@ -12,7 +12,7 @@ import pytest
 from fedrec.errors import ClientError, EngineError, RunError
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime import files
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations import runner
 from simulations.engines.ray import RayGrid, _reason_of, _stored
 from tests.runs import assert_close, assert_same_run, parameters_in

@@ -16,8 +16,8 @@ from fedrec.protocol.messages import HELLO, INITIAL, pack_order, read_arrays
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
-from server.cohort import call_roster
+from server.callbacks import Callback
+from server.nodes import call_roster
 from server.run import execute
 from simulations import runner
 from simulations.engines import grid as nodes

@@ -18,7 +18,7 @@ from fedrec.experiment.loading import load
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import read_ids
 from fedrec.runs.result import Result
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from simulations import runner
 from simulations.cli import run as command
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed

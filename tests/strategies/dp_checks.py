@@ -22,9 +22,9 @@ from fedrec.protocol.messages import pack_sum, unpack_order
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.rng import Reproducible
-from strategies.base import CohortStrategy, protect
+from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
-from strategies.optimisers import Reptile, ReptileConfig
+from strategies.sums import Reptile, ReptileConfig
 
 ITEMS = 3706
 WIDTH = 16
@@ -117,30 +117,18 @@ class Federation:
         settings = {"clip_norm": CLIP, **privacy}
         if "noise_multiplier" not in settings and "epsilon" not in settings:
             settings["noise_multiplier"] = 1.0
-        plan = Plan.of(
-            PrivacyConfig(**settings),
-            sampler,
-            {"cohort": self.cohort},
-            clients,
-            10,
-        )
+        plan = Plan.of(PrivacyConfig(**settings), sampler, {"cohort": self.cohort}, clients, 10)
         self.charged: list[Any] = []
         cohorts: Any = Fixed(clients, self.cohort, nodes or clients)
         cls = self.parts.strategy
         self.strategy = cls(ReptileConfig(server_lr=server_lr), cohorts, {"name": "sgd"})
-        # `protect` refuses a strategy that overrides `aggregate_train`
-        self.strategy.__class__ = cls.__bases__[0] if "aggregate_train" in vars(cls) else cls
         self.source = Reproducible(5)
-        protect(
-            self.strategy,
-            self.parts.privacy(
-                plan,
-                "main",
-                self.source,
-                lambda number: self.charged.append((number, plan.event("main"))),
-            ),
+        self.strategy.privacy = self.parts.privacy(
+            plan,
+            "main",
+            self.source,
+            lambda number: self.charged.append((number, plan.event("main"))),
         )
-        self.strategy.__class__ = cls
         self.round, self.asked = 0, []
 
     @property

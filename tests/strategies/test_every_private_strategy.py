@@ -2,7 +2,6 @@
 """Every federated private system with captured noise: its sums move by what is charged, and the
 model that follows depends on its releases alone."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from fedrec.data.splits.rules import Partition, Split
 from fedrec.privacy.accounting import events
 from simulations import runner
 from tests.captured_noise import Captured, captured, sensitivities
+from tests.runs import charged
 
 USERS, ITEMS = 9, 10  # users who train
 RATINGS = tuple[tuple[int, float], ...]
@@ -34,21 +34,12 @@ PNBM = ("task=rating", "model={name='pnbm', items=6, rank=2}", "step={name='pnbm
 STAGE = "stage-one={rounds=1, step={name='sgd', epochs=1}}"
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "reptile": (*SGD, "strategy={name='reptile'}", ALONE),
-    "reptile, local noise": (
-        *SGD,
-        "strategy={name='reptile'}",
-        f"{ALONE}, placement='local'",
-    ),
+    "reptile, local noise": (*SGD, "strategy={name='reptile'}", f"{ALONE}, placement='local'"),
     "fedavg": (*SGD, "strategy={name='fedavg', weighting='uniform'}", ALONE),
     "fed-adam": (*SGD, "strategy={name='fed-adam'}", ALONE),
     "two-stage": (*SGD, f"strategy={{name='two-stage', {STAGE}}}", ALONE),
     "fcf": (f"{IALS}}}", ALS, "strategy={name='fcf'}", ALONE),
-    "fed-als": (
-        f"{IALS}, moments=true}}",
-        ALS,
-        "strategy={name='fed-als', weight=5.0}",
-        ALONE,
-    ),
+    "fed-als": (f"{IALS}, moments=true}}", ALS, "strategy={name='fed-als', weight=5.0}", ALONE),
     "gram-start": (
         f"{IALS}, moments=true, products=true}}",
         ALS,
@@ -180,11 +171,10 @@ def play(tiny_experiment, tmp_path):
         ]
         with captured(held) as seen:
             result = runner.run(made, overrides, output=folder / "run")
-        lines = (folder / "run" / "privacy.jsonl").read_text().splitlines()
-        charged = {
-            line["round"]: events.from_record(line["event"]) for line in map(json.loads, lines)
-        }
-        return Ran(seen, charged, {name: value.copy() for name, value in result.parameters.items()})
+        events_of = {line.round_number: line.event for line in charged(folder / "run")}
+        return Ran(
+            seen, events_of, {name: value.copy() for name, value in result.parameters.items()}
+        )
 
     return run
 

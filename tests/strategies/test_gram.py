@@ -2,7 +2,6 @@
 """Products of items summed over clients, and first rounds that start from such sums."""
 
 import copy
-import json
 import math
 from dataclasses import replace
 
@@ -21,11 +20,13 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.mf import Ials
 from fedrec.models.mf import IalsConfig as ModelConfig
+from fedrec.runs.folder import RunFolder
 from fedrec.sums.products import item_scale, item_weights
-from server.privacy.phase_plans import PhasePlans
+from server.checkpoint import Checkpoints
+from server.privacy.guard import PhasePlans
 from simulations import runner
 from simulations.poisoning.base import UpdatePoisoning
-from tests.runs import assert_same_run, parameters_in, resumed
+from tests.runs import assert_same_run, charged, parameters_in, resumed
 
 
 @pytest.fixture
@@ -119,11 +120,7 @@ def test_cohorts_of_several_rounds_are_added_and_scaled_to_all_clients(table, tm
     )
     del experiment["strategy"]["main"]
     result = fedrec.run(experiment, output=tmp_path / "run")
-    from fedrec.runs.folder import RunFolder
-    from server.checkpoint import Checkpoints
-
-    run = RunFolder(result.folder)
-    state = Checkpoints(run.checkpoints, run.experiment.digest(), keep=3).latest()
+    state = Checkpoints.of(RunFolder(result.folder)).latest()
     assert state is not None
     total, (clients, variance) = state.strategy["total"], state.strategy["numbers"]
     assert (clients, variance) == (27, 0)
@@ -222,8 +219,7 @@ def test_under_noise_factors_below_the_edge_start_from_random_numbers(run_tiny):
     )
     assert drawn.std() == pytest.approx(float(start["item.factors"].std()), rel=0.3)
     result = run_tiny(*SYSTEM, PRIVATE, "rounds=2", output="two")
-    lines = (result.folder / "privacy.jsonl").read_text().splitlines()
-    assert [json.loads(line)["event"]["phase"] for line in lines] == ["products", "main"]
+    assert [line.event.phase for line in charged(result.folder)] == ["products", "main"]
     assert 3.9 < result.rounds["epsilon"].iloc[-1] <= 4.0
 
 
@@ -257,10 +253,7 @@ def means_start(tiny_experiment):
 def run(means_start, tmp_path):
     def go(*overrides, output="run", callbacks=()):
         return runner.run(
-            means_start,
-            [*START, *overrides],
-            output=tmp_path / output,
-            callbacks=callbacks,
+            means_start, [*START, *overrides], output=tmp_path / output, callbacks=callbacks
         )
 
     return go
@@ -304,14 +297,6 @@ PHASES = "privacy.phases={popularity={parameters=['item.bias'], clip-norm=2.0, n
 CHEAP = ("model.item-bias=true", "evaluation.fine-tune.epochs=0", "evaluation.every=0")
 
 
-def multipliers(folder):
-    """Noise multiplier and phase of each charge in the ledger."""
-    lines = [
-        json.loads(line)["event"] for line in (folder / "privacy.jsonl").read_text().splitlines()
-    ]
-    return [(event["phase"], event["noise_multiplier"]) for event in lines]
-
-
 def test_biases_become_the_log_of_the_share_that_likes_an_item(run_tiny, tiny_experiment):
     result = run_tiny(*POPULARITY_START_START, "rounds=1", "sampler={name='full'}")
     population = Population.of(load(tiny_experiment()))
@@ -353,9 +338,8 @@ def test_rounds_keep_their_numbers_so_that_no_noise_is_drawn_twice(run_tiny):
     result = run_tiny(
         NESTED, *CHEAP, POPULARITY_START_PRIVATE, PHASES, "rounds=3", "sampler={name='full'}"
     )
-    assert [phase for phase, _ in multipliers(result.folder)] == ["popularity", "stage-one", "main"]
-    lines = (result.folder / "privacy.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+    lines = [(line.round_number, line.event.phase) for line in charged(result.folder)]
+    assert lines == [(1, "popularity"), (2, "stage-one"), (3, "main")]
 
 
 def test_each_phase_releases_its_own_parameters(run_tiny):
@@ -382,9 +366,7 @@ def test_only_one_strategy_has_a_first_round(run_tiny):
         run_tiny("strategy={name='means-start', main={name='popularity-start'}}", *CHEAP)
 
 
-def test_a_run_is_resumed_with_what_the_other_strategy_remembers(
-    run_tiny,
-):
+def test_a_run_is_resumed_with_what_the_other_strategy_remembers(run_tiny):
     adam = "strategy={name='popularity-start', main={name='fed-adam'}}"
     settings = (adam, *CHEAP, "rounds=4")
     whole = run_tiny(*settings, output="whole")

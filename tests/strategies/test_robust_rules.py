@@ -19,10 +19,11 @@ from fedrec.protocol.orders import Presence, TrainEach, TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import SparseUpdate
 from server.checkpoint import make_strategy
-from server.cohort import Roster, SampledCohorts
+from server.cohort import SampledCohorts
+from server.nodes import Roster
 from strategies.base import Aggregate, CohortStrategy
-from strategies.optimisers import FedAvg, Reptile, ReptileConfig
-from strategies.robust import ChoiceConfig, ClientChanges, mean_distances, outlying
+from strategies.robust import ChoiceConfig, _ClientChanges, _mean_distances, _outlying
+from strategies.sums import FedAvg, Reptile, ReptileConfig
 from tests.runs import assert_same_run, parameters_in, resumed
 
 CLIENTS = 15
@@ -140,8 +141,8 @@ def test_two_clusters_are_those_of_k_means_and_the_gap_statistic(seed, apart):
     two, error, labels = kmeans_gap(scaled, 2)
     smaller = labels == np.argmin(np.bincount(labels))
     assert (one < two - error) == bool(apart)
-    assert np.array_equal(outlying(numbers, 0), smaller if apart else np.zeros(20, bool))
-    assert np.array_equal(outlying(numbers, 20), smaller)
+    assert np.array_equal(_outlying(numbers, 0), smaller if apart else np.zeros(20, bool))
+    assert np.array_equal(_outlying(numbers, 20), smaller)
 
 
 def test_uniformity_is_the_mean_distance_of_unit_vectors(updates):
@@ -151,7 +152,7 @@ def test_uniformity_is_the_mean_distance_of_unit_vectors(updates):
     rows = [np.flatnonzero(own.any(axis=1)) for own in changes]
     sparse = [SparseUpdate((8, 3), r, own[r]) for r, own in zip(rows, changes, strict=True)]
     for given in (changes, sparse):
-        found = mean_distances(ClientChanges.of(given, table), items)
+        found = _mean_distances(_ClientChanges.of(given, table), items)
         for client, own in enumerate(changes):
             unit = [row / np.linalg.norm(row) for row in (table + own)[items]]
             pairs = [np.linalg.norm(a - b) for a, b in permutations(unit, 2)]
@@ -253,7 +254,7 @@ def orders(strategy, round_number):
 def test_each_stage_orders_its_own_step_and_combines_by_its_own_rule(made):
     strategy = made("strategy.main={name='fedavg'}", "step.epochs=3")
     first, main = strategy.phases().values()
-    assert [strategy.strategy_of(number) for number in (1, 2, 3, 4)] == [first, first, main, main]
+    assert [strategy._strategy_of(number) for number in (1, 2, 3, 4)] == [first, first, main, main]
     assert {order.step["name"] for order in orders(strategy, 2)} == {"contrastive"}
     assert {order.step["hidden"] for order in orders(strategy, 2)} == {4}
     assert {(order.step["name"], order.step["epochs"]) for order in orders(strategy, 3)} == {
@@ -262,9 +263,9 @@ def test_each_stage_orders_its_own_step_and_combines_by_its_own_rule(made):
     assert [order.weighting for order in orders(strategy, 1) + orders(strategy, 3)] == [
         "uniform"
     ] * 2 + ["examples"] * 2
-    assert isinstance(strategy.strategy_of(2), Reptile)
-    assert strategy.strategy_of(2).config.server_lr == 2
-    assert isinstance(strategy.strategy_of(3), FedAvg)
+    assert isinstance(strategy._strategy_of(2), Reptile)
+    assert strategy._strategy_of(2).config.server_lr == 2
+    assert isinstance(strategy._strategy_of(3), FedAvg)
 
 
 @pytest.mark.parametrize(
@@ -296,9 +297,7 @@ def test_a_strategy_with_phases_of_its_own_cannot_be_a_stage(made, at):
         made(f"{at}={{name='popularity-start'}}", "model.item-bias=true")
 
 
-def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_they_are(
-    run_tiny,
-):
+def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_they_are(run_tiny):
     first = run_tiny(STAGES, output="first")  # two rounds, both of stage one
     start = run_tiny(STAGES, "strategy.stage-one.strategy.server-lr=1e-30", output="start")
     whole = run_tiny(STAGES, "rounds=4", output="whole")

@@ -13,8 +13,8 @@ from listening_log.dataset import ListeningLog, ListeningLogConfig
 from fedrec.data.population import read_interactions
 from fedrec.errors import DataError
 from fedrec.experiment.loading import load
-from fedrec.testing import DatasetContract
 from simulations import runner
+from simulations.contracts.data import DatasetContract
 
 FOLDER = Path(__file__).resolve().parent.parent
 LOG = """time,listener,track,genre

@@ -14,8 +14,9 @@ from scipy.optimize import minimize
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.testing import PoisoningContract, StrategyContract
 from simulations import runner
+from simulations.contracts.base import PoisoningContract
+from simulations.contracts.training import StrategyContract
 
 EXPERIMENT = Path(__file__).resolve().parent.parent / "experiment.toml"
 SMALL = [

@@ -22,8 +22,8 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
-from fedrec.testing import ModelContract, StepContract, StrategyContract
 from simulations import runner
+from simulations.contracts.training import ModelContract, StepContract, StrategyContract
 
 EXPERIMENT = Path(__file__).resolve().parent.parent / "experiment.toml"
 SMALL = [

@@ -37,7 +37,7 @@ from fedrec.protocol.secure import MaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record, zero_copy_arrays
 from fedrec.protocol.updates import dense_change
 from fedrec.runtime.process import Fork
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import PhasePlans
 from tests.clients.device.test_device_node import cut, own
 from tests.clients.device.test_policy import LOCAL, local, victim  # noqa: F401  (a fixture)
 from tests.server.conftest import Federation

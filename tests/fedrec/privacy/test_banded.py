@@ -25,12 +25,12 @@ from fedrec.privacy.mechanisms.base import cost_of, has_memory, mechanism_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.rng import Reproducible, source_of
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
+from server.callbacks import Callback
 from server.checkpoint import make_strategy
-from server.cohort import Roster, SampledCohorts
+from server.cohort import SampledCohorts
+from server.nodes import Roster
 from server.privacy import guard
-from server.privacy.guard import Guard
-from server.privacy.phase_plans import PhasePlans
+from server.privacy.guard import Guard, PhasePlans
 from server.samplers import MinSeparation
 from simulations import runner
 from strategies.base import CohortStrategy

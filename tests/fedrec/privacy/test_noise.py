@@ -16,10 +16,7 @@ from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon, gdp_parameter
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.optimal_clip import clip_error, optimal_clip
-from fedrec.privacy.personal import (
-    PersonalNoise,
-    PriorsConfig,
-)
+from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.rng import Reproducible, Secure, secure_fixed_size, secure_poisson
 
 # Clipping: the table of edge cases, and exact sensitivity against adversarial updates.

@@ -18,7 +18,7 @@ from fedrec.protocol.serialization import for_the_network, from_record, to_recor
 from server.cohort import SampledCohorts
 from server.deployed.discovery import Discovery, most_common_parameters, read_roster, write_roster
 from server.deployed.federation import DeployedFederation, DeployedGrid, _check_registered
-from server.exchange import DroppedReplies, answers
+from server.nodes import DroppedReplies, answers
 
 pytestmark = pytest.mark.usefixtures("identity")
 

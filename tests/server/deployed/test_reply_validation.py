@@ -38,10 +38,9 @@ from fedrec.protocol.orders import (
 from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
-from server.cohort import Roster
 from server.deployed.validation import LARGER, ReplyValidator, evaluated, norm_bounds, of_usual_size
 from server.evaluation import Evaluator
-from server.exchange import DroppedReplies
+from server.nodes import DroppedReplies, Roster
 from simulations.deployment.shards import cut
 from tests.clients.device.test_device_node import own
 

@@ -48,8 +48,8 @@ from hypothesis import strategies as st
 from fedrec.errors import EngineError
 from fedrec.runs.folder import RunFolder
 from server import run
-from server.callbacks.base import Callback
-from server.exchange import DroppedReplies
+from server.callbacks import Callback
+from server.nodes import DroppedReplies
 from simulations import runner
 from simulations.deployment import entry as process_entry
 from simulations.deployment import flower, flower_patches, operator, page

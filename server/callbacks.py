@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of callbacks, the callbacks of a run, and its progress on standard error.
+"""Interface of callbacks, the callbacks of a run, its progress on standard error, and trackers:
+MLflow and TensorBoard.
 
 The callbacks of a run: those that its experiment names, and those that its caller brings.
 
@@ -9,12 +10,16 @@ and an error in it names the callback. A tracker that fails does not end the run
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 from flwr.serverapp.strategy import Strategy
 from rich.console import Console
@@ -30,11 +35,17 @@ from rich.progress import Progress as RichProgress
 from fedrec.components.errors import component_errors
 from fedrec.components.registry import CALLBACK
 from fedrec.config import Config
-from fedrec.errors import FedrecError
-from fedrec.experiment.schema import Experiment
+from fedrec.errors import ExperimentError, FedrecError
+from fedrec.experiment.schema import Experiment, marked
 from fedrec.experiment.sections import component_of
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import runs_directory
 from fedrec.runs.result import Result
+from fedrec.runtime.files import read_json, write_atomically
+from fedrec.runtime.ragged import flat
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 # The interface of callbacks, which are called on events of a run and may end it.
 
@@ -59,7 +70,7 @@ class RunEvent:
 class Callback:
     """Observes a run. All methods do nothing by default.
 
-    A built-in has a `name` and lives in `server/callbacks/`, its configuration class above it.
+    A built-in has a `name` and lives in `server/callbacks.py`, its configuration class above it.
     An experiment names it in `callbacks = [{ name = "...", ... }]`; from Python, instances can be
     passed to `fedrec.run`. The state of a callback is not saved: a resumed run has a new instance.
 
@@ -95,32 +106,49 @@ class Observer(Callback):
 
 
 class Tracker(Callback):
-    """Callback that only reports to another program: if it fails, the run continues without it. The
-    failure of another callback ends the run."""
+    """Callback that only reports metrics to another program: if it fails, the run continues without
+    it. The failure of another callback ends the run."""
+
+    def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
+        """Report the metrics of a round (empty prefix) or of a system."""
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """Called after a round is saved; `row` is its line in rounds.csv. Never ends the run."""
+        self.log("", _numbers({**row, "seconds": seconds}), int(row["round"]))
+        return False
+
+    def on_end(self, result: Result) -> None:
+        """Called at the end of the run."""
+        systems = {"final": result.metrics, "before fine-tuning": result.before_fine_tuning}
+        systems |= {f"baseline/{name}": metrics for name, metrics in result.baselines.items()}
+        for system, metrics in systems.items():
+            self.log(f"{system}/", _numbers(metrics), len(result.rounds))
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    """Finite numbers of a row, without the round number."""
+    values = {n: float(v) for n, v in row.items() if isinstance(v, int | float) and n != "round"}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 log = logging.getLogger("fedrec")
 _LONGEST = 300  # characters of a reason
 
 
-def callbacks_of(experiment: Experiment) -> list[Callback]:
-    """Make the callbacks that an experiment names.
+class CallbackList:
+    """All callbacks of a run, called in order: those that its experiment names, then others.
+
+    Args:
+        experiment: the experiment.
+        others: further callbacks.
 
     Raises:
         ComponentError: one cannot be made.
     """
-    return [component_of(CALLBACK, section) for section in experiment.callbacks or ()]
 
-
-class CallbackList:
-    """All callbacks of a run, called in order.
-
-    Args:
-        callbacks: the callbacks.
-    """
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = tuple(callbacks)
+    def __init__(self, experiment: Experiment, others: Sequence[Callback] = ()) -> None:
+        named = [component_of(CALLBACK, section) for section in experiment.callbacks or ()]
+        self.callbacks: list[Callback] = [*named, *others]
         self._failed: list[Callback] = []  # trackers that failed and are no longer called
         self.ended_by: list[str] = []  # classes of those that end the run after the last round
 
@@ -130,9 +158,14 @@ class CallbackList:
             if isinstance(callback, Observer):
                 self._call(callback, "observe", strategy)
 
-    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
-        self._call_all("on_start", run, first_round, rounds)
+    def tell(self, hook: str, *arguments: Any) -> None:
+        """Call a method of all callbacks, such as `on_start`."""
+        for callback in self.callbacks:
+            self._call(callback, hook, *arguments)
+
+    def event(self, text: str, system: str = "") -> None:
+        """Report an event, see `RunEvent`."""
+        self.tell("on_event", RunEvent(text, system))
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """Called after a round is saved; `row` is its line in rounds.csv. Returns True if the run
@@ -144,22 +177,10 @@ class CallbackList:
         ]
         return bool(self.ended_by)
 
-    def on_event(self, event: RunEvent) -> None:
-        """Called when something other than a round begins, and after users are evaluated."""
-        self._call_all("on_event", event)
-
     def evaluated(self, done: int, total: int) -> None:
         """Report that `done` of `total` users of a centralised system or of the final evaluation
         are evaluated."""
-        self.on_event(RunEvent(done=done, total=total))
-
-    def on_end(self, result: Result) -> None:
-        """Called at the end of the run."""
-        self._call_all("on_end", result)
-
-    def _call_all(self, hook: str, *arguments: Any) -> None:
-        for callback in self.callbacks:
-            self._call(callback, hook, *arguments)
+        self.tell("on_event", RunEvent(done=done, total=total))
 
     def _call(self, callback: Callback, hook: str, *arguments: Any) -> Any:
         if any(callback is failed for failed in self._failed):
@@ -284,3 +305,167 @@ def _figures(row: dict[str, Any]) -> str:
         name for name in dict.fromkeys(wanted) if math.isfinite(float(row.get(name, math.nan)))
     ]
     return "  ".join(f"{name} {float(row[name]):.4f}" for name in [*shown[:2], *watched])
+
+
+# Rounds as TensorBoard scalars (extra `track`): `callbacks = [{ name = "tensorboard" }]`.
+#
+# A resumed run continues in the same folder; events of rounds after its checkpoint are dropped.
+
+
+class TensorBoardConfig(Config):
+    """Settings of the TensorBoard callback."""
+
+    folder: Path | None = None
+    """Folder of the event files, with one subfolder per run; default: `tensorboard` in the run
+    folder."""
+
+
+class TensorBoard(Tracker):
+    """Writes the metrics of each round and the final ones for TensorBoard.
+
+    Raises:
+        ExperimentError: TensorBoard is not installed.
+    """
+
+    name = "tensorboard"
+    Config = TensorBoardConfig
+    config: TensorBoardConfig
+
+    def __init__(self, config: TensorBoardConfig | None = None) -> None:
+        super().__init__(config or TensorBoardConfig())
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _missing("tensorboard") from None
+        self._make = SummaryWriter
+        self._writer = None
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
+        chosen = self.config.folder
+        folder = run.path / "tensorboard" if chosen is None else chosen.expanduser() / run.path.name
+        self._writer = self._make(str(folder), purge_step=first_round)
+
+    def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
+        """Write scalars."""
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(f"{prefix or 'round/'}{name}", value, step)
+
+    def on_end(self, result: Result) -> None:
+        """Called at the end of the run."""
+        super().on_end(result)
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _missing(package: str) -> ExperimentError:
+    """Error if a package of the extra `track` is not installed."""
+    return ExperimentError(
+        f"callback {package!r} needs a package that is not installed",
+        fix="pip install 'fedrec[track]', or leave the callback out",
+    )
+
+
+# Runs in MLflow (extra `track`): `callbacks = [{ name = "mlflow" }]`.
+#
+# Settings become parameters, rounds metrics, final figures metrics with the prefix `final/`. A
+# resumed run continues the same MLflow run, whose id is stored in `mlflow.json`. MLflow allows no
+# `@` in names: `hits@10` is `hits-at-10`. Its own usage statistics are switched off unless the user
+# has switched them on. If a server twice does not reply within 5 s (`$MLFLOW_HTTP_REQUEST_TIMEOUT`
+# and `$MLFLOW_HTTP_REQUEST_MAX_RETRIES` change this), or a database cannot be opened at once, the
+# run continues without MLflow.
+
+_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+}
+_LONGEST_VALUE = 500  # characters of a parameter
+_AT_ONCE = 100  # parameters in a request
+
+
+class MlflowConfig(Config):
+    """Settings of the MLflow callback."""
+
+    tracking_uri: str | None = None
+    """URI of the MLflow server or database; default: `$MLFLOW_TRACKING_URI`, or `mlflow.db` in the
+    directory of runs."""
+    experiment: str | None = None
+    """Name of the MLflow experiment; default: the name of the fedrec experiment."""
+
+
+class Mlflow(Tracker):
+    """Logs a run to MLflow.
+
+    Raises:
+        ExperimentError: MLflow is not installed.
+    """
+
+    name = "mlflow"
+    Config = MlflowConfig
+    config: MlflowConfig
+
+    def __init__(self, config: MlflowConfig | None = None) -> None:
+        super().__init__(config or MlflowConfig())
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        try:
+            from mlflow import MlflowClient
+        except ImportError:
+            raise _missing("mlflow") from None
+        self._connect = MlflowClient
+        self._run = ""
+
+    def _uri(self) -> str:
+        chosen = self.config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if chosen:
+            return chosen
+        folder = runs_directory().resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        return f"sqlite:///{folder / 'mlflow.db'}"
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
+        from mlflow.entities import Param, RunTag
+
+        uri = self._uri()
+        if "sql" in urlsplit(uri).scheme:
+            from mlflow.store.db import utils
+
+            utils.MAX_RETRY_COUNT = 1  # by default MLflow tries for two minutes to open a database
+        self._client: MlflowClient = self._connect(tracking_uri=uri)
+        file = run.path / "mlflow.json"
+        if file.is_file():
+            self._run = read_json(file)["run"]
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        name = self.config.experiment or marked(run.experiment)
+        before = self._client.get_experiment_by_name(name)
+        number = self._client.create_experiment(name) if before is None else before.experiment_id
+        self._run = self._client.create_run(number, run_name=run.path.name).info.run_id
+        write_atomically(file, json.dumps({"run": self._run}) + "\n")
+        params = [
+            Param(key, str(value)[:_LONGEST_VALUE]) for key, value in flat(run.experiment.table())
+        ]
+        for start in range(0, len(params), _AT_ONCE):
+            self._client.log_batch(self._run, params=params[start : start + _AT_ONCE])
+        self._client.log_batch(self._run, tags=[RunTag("fedrec.folder", str(run.path))])
+
+    def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
+        """Log metrics; none of centralised systems alone, which have no run."""
+        from mlflow.entities import Metric
+
+        if self._run:
+            now = int(time.time() * 1000)
+            metrics = [
+                Metric(f"{prefix}{name}".replace("@", "-at-"), value, now, step)
+                for name, value in values.items()
+            ]
+            self._client.log_batch(self._run, metrics=metrics)
+
+    def on_end(self, result: Result) -> None:
+        """Called at the end of the run."""
+        super().on_end(result)
+        if self._run:
+            self._client.set_terminated(self._run)

@@ -10,22 +10,26 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedrec.components import registry
 from fedrec.data.client_data import draw_negatives
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.models.metamf import MetaMf
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import from_record
 from fedrec.rng import stream, torch_stream
+from simulations import runner
+from simulations.engines.grid import SerialGrid
 from strategies.base import Aggregate
 from strategies.per_client import (
     GpfedrecStrategy,
     GpfedrecStrategyConfig,
     MetaMfStrategy,
     MetaMfStrategyConfig,
-    Uploads,
-    edges,
+    _edges,
+    _Uploads,
 )
 from tests.runs import parameters_in
 
@@ -67,8 +71,8 @@ def test_neighbours_above_the_mean_similarity_by_hand():
     remains."""
     third = 1 / 3
     wanted = [[third] * 3 + [0], [third] * 3 + [0], [third] * 3 + [0], [0, 0, 0, 1]]
-    np.testing.assert_allclose(edges(COSINES), wanted)
-    np.testing.assert_array_equal(edges(np.ones((2, 2))), [[1, 0], [1, 0]])
+    np.testing.assert_allclose(_edges(COSINES), wanted)
+    np.testing.assert_array_equal(_edges(np.ones((2, 2))), [[1, 0], [1, 0]])
 
 
 def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
@@ -129,14 +133,14 @@ def check_a_random_history(seed):
     random = np.random.default_rng(seed)
     clients, items, width = (int(random.integers(1, most)) for most in (40, 30, 12))
     limit = int(random.integers(1, clients + 1)) if random.random() < 0.5 else None
-    kept, tables = Uploads(limit), Tables(limit)
+    kept, tables = _Uploads(limit), Tables(limit)
     for _ in range(random.integers(1, 5)):
         requests, values = drawn(random, clients, items, width)
         kept.remember(requests, values)
         tables.remember(requests, values, items)
         if random.random() < 0.3:
             state = kept.state()
-            kept = Uploads(limit)
+            kept = _Uploads(limit)
             kept.restore(state)
             assert all(np.array_equal(one, state[name]) for name, one in kept.state().items())
     assert kept.state()["clients"].tolist() == list(tables.kept)
@@ -264,12 +268,7 @@ def central_training(table, rounds, optimiser):
     experiment = load(table)
     population = Population.of(experiment)
     schema = population.schema()
-    from fedrec.components.registry import MODEL as KIND
-    from fedrec.components.registry import resolve
-
-    start = resolve(KIND, "metamf")(experiment.settings(KIND), schema).initial(
-        torch_stream(0, "init")
-    )
+    start = MetaMf(experiment.settings(registry.MODEL), schema).initial(torch_stream(0, "init"))
     central = Central(start, schema.num_users, schema.num_items)
     steps = optimiser(central.parameters())
     for number in range(1, rounds + 1):
@@ -283,8 +282,6 @@ def central_training(table, rounds, optimiser):
 
 
 def federated(table, folder, *overrides):
-    from simulations import runner
-
     return parameters_in(runner.run(table, overrides, output=folder).folder)
 
 
@@ -332,9 +329,6 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
     experiment, tmp_path, monkeypatch
 ):
     """Neither the server's parameters nor rows that a client did not name are in any message."""
-    from simulations import runner
-    from simulations.engines.grid import SerialGrid
-
     sent, submit = [], SerialGrid._submit
 
     def watch(self, batch):
@@ -382,7 +376,5 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
     ids=["unknown users", "other strategy", "other step", "model alone", "other model"],
 )
 def test_what_does_not_fit_together_is_explained(experiment, tmp_path, changes, message):
-    from simulations import runner
-
     with pytest.raises(ExperimentError, match=message):
         runner.run(experiment() | changes, output=tmp_path / "run")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange with nodes: replies, dropped replies, and item requests."""
+"""Nodes of a run: their replies, dropped replies, item requests, and the clients of each."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Error, Message
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedrec.errors import ClientError, RefusalError
+from fedrec.errors import ClientError, EngineError, RefusalError
 from fedrec.experiment.tables import EngineConfig
 from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.messages import ITEMS, pack_order, read_arrays
-from fedrec.protocol.orders import ItemQuery, Purpose
+from fedrec.protocol.messages import HELLO, ITEMS, pack_order, read_arrays, unpack_presence
+from fedrec.protocol.orders import ItemQuery, Presence, Purpose
 from fedrec.runtime.files import MOST_JSON, parse_json
+from fedrec.runtime.ragged import distinct
 from server.checkpoint import RunExtension
 
 # Log of replies that were dropped or norm-clipped: number in each round, nodes and reasons.
@@ -242,3 +245,173 @@ def request_items(
         reply.metadata.src_node_id: ItemRequests.read(read_arrays(reply.content)) for reply in good
     }
     return {node: requests[node] for node in groups if node in requests}
+
+
+# Clients of a federation, and the node that trains each.
+
+# Balances a cohort's work between nodes that can train any of its clients. A round takes as long as
+# its slowest node. A node trains its clients in blocks, those with the most work first; the time of
+# a block grows with the steps of its longest client, with the work of all its clients, and with
+# their number. The constants are those of compiled code that takes all steps of a client at once,
+# where the first term is small.
+
+_BLOCK = 32  # clients that are trained together
+_LEADS = 6  # number of groupings of long clients to try
+# fixed cost of a client, in examples (measured on a CPU)
+_CLIENT_COST = 40
+# fixed cost of a step of a block, in units of the cost per client in it (measured on a CPU)
+_STEP_COST = 0.1
+
+
+def _balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
+    """Balance clients between nodes, so that all nodes end at about the same time.
+
+    Args:
+        work: `[clients]`, number of examples of each.
+        nodes: number of nodes.
+
+    Returns:
+        Indices in `work` of each node's clients, `int64 [n]`, ascending; a function of the
+        arguments alone.
+    """
+    order = np.argsort(-work, kind="stable").tolist()
+    # With few blocks it can be faster to keep the long clients together, because the other blocks
+    # then finish early.
+    leads = _LEADS if len(order) <= nodes * _BLOCK else 1
+    plans = [_shared_out(order, work.tolist(), nodes, lead) for lead in range(1, leads + 1)]
+    _, shares = min(plans, key=lambda plan: plan[0])
+    return [np.sort(np.array(share, dtype=np.int64)) for share in shares]
+
+
+def _shared_out(
+    order: list[int], work: list[float], nodes: int, lead: int
+) -> tuple[float, list[list[int]]]:
+    """Assign the longest `lead` clients to the first node, and each other client to the node that
+    ends first; also returns the time of the slowest node."""
+    shares: list[list[int]] = [[] for _ in range(nodes)]
+    costs = [0.0] * nodes
+    for rank, client in enumerate(order):
+        ends = [
+            cost
+            + _CLIENT_COST
+            + work[client] * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
+            for cost, share in zip(costs, shares, strict=True)
+        ]
+        node = 0 if rank < lead else ends.index(min(ends))
+        costs[node] = ends[node]
+        shares[node].append(client)
+    return max(costs), shares
+
+
+# The clients of a federation, and the node that hosts each.
+#
+# Flower's node ids are random numbers, so the server asks every node once which clients it hosts.
+# Nodes are ordered by the partition that they report, which makes sums and results independent of
+# Flower's ids.
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Nodes of a federation, and their clients.
+
+    Attributes:
+        nodes: Flower's node ids, in the order of the nodes' partitions.
+        presences: the reply of each, in the same order.
+    """
+
+    nodes: tuple[int, ...]
+    presences: tuple[Presence, ...]
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        """Clients that may be sampled for training, `int64 [clients]`, ascending."""
+        return np.sort(_joined(presence.training for presence in self.presences))
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        """Clients with held-out rows, `int64 [clients]`, ascending."""
+        return np.sort(_joined(presence.evaluated for presence in self.presences))
+
+    @cached_property
+    def validated(self) -> np.ndarray:
+        """Clients with validation rows, as reported by the nodes, `int64 [clients]`, ascending."""
+        return np.sort(_joined(p.validated for p in self.presences if p.validated is not None))
+
+    def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Group clients, any integers, by the node that hosts them: (node id, `int64 [clients]`),
+        in node order, without empty groups and clients that no node hosts."""
+        ids, hosts = self._hosts
+        if not len(ids):
+            return
+        ranks = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
+        hosted = ids[ranks] == clients
+        for index, node in enumerate(self.nodes):
+            group = clients[hosted & (hosts[ranks] == index)]
+            if len(group):
+                yield node, group
+
+    def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Group clients `int64 [n]` by the node that trains them: their host, or any node if all
+        nodes report that they can train every client."""
+        if self._work is None:
+            yield from self.by_node(clients)
+            return
+        work = self._work[np.searchsorted(self.training, clients)]
+        for node, share in zip(self.nodes, _balanced(work, len(self.nodes)), strict=True):
+            if len(share):
+                yield node, clients[share]
+
+    @cached_property
+    def _work(self) -> np.ndarray | None:
+        """Training rows of each client in `training`; None unless every node reports it."""
+        work = [presence.work for presence in self.presences if presence.work is not None]
+        if len(work) < len(self.presences):
+            return None
+        order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
+        return np.concatenate(work)[order]
+
+    @cached_property
+    def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
+        """All ids, ascending, and the index of the node that hosts each (the last of several)."""
+        hosted = [_hosted_by(presence) for presence in self.presences]
+        ids = _joined(hosted)[::-1]
+        hosts = _joined(np.full(len(part), index) for index, part in enumerate(hosted))[::-1]
+        distinct, first = np.unique(ids, return_index=True)
+        return distinct, hosts[first]
+
+
+def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Concatenate arrays, possibly none, to `int64 [n]`."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _hosted_by(presence: Presence) -> np.ndarray:
+    reported = (presence.training, presence.evaluated, presence.validated)
+    return distinct(np.concatenate([clients for clients in reported if clients is not None]))
+
+
+def call_roster(grid: Grid, *, timeout: float) -> Roster:
+    """Ask every node of the grid which clients it hosts.
+
+    Raises:
+        EngineError: the grid has no node, a node failed to reply, or two nodes report the same
+            partition.
+        ClientError: a node could not read its data.
+    """
+    nodes = list(grid.get_node_ids())
+    messages = [Message(RecordDict(), node, HELLO) for node in nodes]
+    replies = answers(
+        grid.send_and_receive(messages, timeout=timeout), sent=nodes, max_failures=0.0
+    )
+    hosts = sorted(
+        ((unpack_presence(reply.content), reply.metadata.src_node_id) for reply in replies),
+        key=lambda pair: pair[0].partition,
+    )
+    partitions = [presence.partition for presence, _ in hosts]
+    if not hosts or len(set(partitions)) != len(partitions):
+        raise EngineError(
+            "the nodes do not form a federation",
+            got=f"partition-ids {partitions}",
+            fix="give every node its own partition-id in its node configuration",
+        )
+    return Roster(tuple(node for _, node in hosts), tuple(presence for presence, _ in hosts))
