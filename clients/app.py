@@ -24,6 +24,10 @@ from clients.secure import channel_key, masked_sum, share, unmask
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import (
+    EvaluateOrder,
+    ItemQuery,
+    Presence,
+    TrainOrder,
     check_settings,
     pack_arrays,
     pack_each,
@@ -37,7 +41,6 @@ from fedrec.protocol.messages import (
     unpack_order,
     writable_arrays,
 )
-from fedrec.protocol.orders import EvaluateOrder, ItemQuery, Presence, TrainOrder
 from fedrec.protocol.secure import ShareOrder, UnmaskOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.protocol.updates import apply_changes

@@ -36,7 +36,7 @@ from fedrec.experiment.schema import FINE_TUNE, Experiment
 from fedrec.experiment.sections import Section, component_of, component_settings
 from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
-from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
+from fedrec.protocol.messages import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream
 
 if TYPE_CHECKING:

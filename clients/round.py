@@ -29,8 +29,8 @@ from fedrec.experiment.phases import rounds_before_last_phase, step_table, symme
 from fedrec.experiment.sections import Section
 from fedrec.models.base import is_generated
 from fedrec.privacy.personal import PersonalNoise
-from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.messages import TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.updates import ClientArrays
 from fedrec.rng import stream
 from fedrec.training.block import Block
 from fedrec.training.results import BlockUpdate

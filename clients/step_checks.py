@@ -27,7 +27,7 @@ from fedrec.components.errors import (
 from fedrec.config import did_you_mean, fits
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.models.base import HistoryModel, Model
-from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.messages import TrainSum
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.training.results import BlockChange, BlockUpdate, ChangedRows, Dense
 

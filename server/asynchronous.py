@@ -33,8 +33,7 @@ from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import AsynchronousConfig
-from fedrec.protocol.messages import ARRAYS, CONFIG, pack_sum, unpack_order, unpack_sum
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import ARRAYS, CONFIG, TrainOrder, pack_sum, unpack_order, unpack_sum
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix

@@ -18,9 +18,8 @@ from fedrec.errors import EngineError, ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.messages import HELLO, unpack_presence
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import HELLO, Presence, unpack_presence
+from fedrec.protocol.updates import ItemRequests
 from fedrec.rng import secure_fixed_size, secure_poisson
 from fedrec.runtime.ragged import distinct
 from server.exchange import answers, request_items

@@ -17,8 +17,7 @@ from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.protocol.messages import pack_order, unpack_table
-from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
+from fedrec.protocol.messages import EvaluateOrder, HeldOutPart, Purpose, pack_order, unpack_table
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from server.deployed.validation import evaluated, of_usual_size
 from server.exchange import request_items

@@ -16,9 +16,8 @@ from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.tables import EngineConfig
-from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.messages import ITEMS, pack_order, read_arrays
-from fedrec.protocol.orders import ItemQuery, Purpose
+from fedrec.protocol.messages import ITEMS, ItemQuery, Purpose, pack_order, read_arrays
+from fedrec.protocol.updates import ItemRequests
 from fedrec.runtime.files import MOST_JSON, parse_json
 from server.checkpoint import RunExtension
 

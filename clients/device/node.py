@@ -32,7 +32,7 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
+from fedrec.protocol.messages import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 

@@ -26,8 +26,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, EngineError
-from fedrec.protocol.messages import HELLO, INITIAL, read_arrays, unpack_presence
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import HELLO, INITIAL, Presence, read_arrays, unpack_presence
 from fedrec.runtime.files import open_atomically
 from server.checkpoint import reading
 from server.cohort import Roster

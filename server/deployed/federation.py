@@ -19,8 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.messages import unpack_order
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder, unpack_order
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.process import Backoff

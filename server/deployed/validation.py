@@ -25,8 +25,11 @@ from flwr.app import Message, RecordDict
 from fedrec.compression.codec import Codec, clip_factor
 from fedrec.evaluation.tables import ROWS
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import (
+    SentUpdate,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
     pack_each,
     pack_standard,
     pack_sum,
@@ -35,9 +38,9 @@ from fedrec.protocol.messages import (
     unpack_order,
     unpack_sum,
 )
-from fedrec.protocol.orders import SentUpdate, TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.updates import (
     Change,
+    ClientArrays,
     SparseUpdate,
     added,
     dense_change,

@@ -44,13 +44,14 @@ from fedrec.protocol.messages import (
     SECURE_CHANNEL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    TrainOrder,
+    TrainSum,
     pack_order,
     pack_sum,
     unpack_masked,
     unpack_order,
     unpack_words,
 )
-from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
     KEY_BYTES,
     SEALED_BYTES,

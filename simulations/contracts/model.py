@@ -23,7 +23,7 @@ from fedrec.data.interactions import Schema
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from simulations.contracts.base import (
     RunContract,

@@ -22,7 +22,7 @@ from fedrec.components.registry import STEP
 from fedrec.data.client_data import ClientData
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
 from simulations.contracts.base import (

@@ -24,7 +24,7 @@ from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.accounting.rdp import gdp_parameter
-from fedrec.protocol.orders import EvaluateOrder
+from fedrec.protocol.messages import EvaluateOrder
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations.recommending import with_parameters

@@ -30,13 +30,14 @@ from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
+    EvaluateOrder,
+    TrainOrder,
     pack_order,
     read_arrays,
     unpack_presence,
     unpack_sum,
     unpack_table,
 )
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream

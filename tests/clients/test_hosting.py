@@ -14,7 +14,7 @@ from clients.steps.sgd import Sgd
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
-from fedrec.protocol.orders import ItemQuery
+from fedrec.protocol.messages import ItemQuery
 from fedrec.rng import stream
 
 

@@ -21,9 +21,8 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.graphs import tokens
 from fedrec.models.base import Model
-from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import ItemQuery, TrainOrder
-from fedrec.protocol.updates import dense_change
+from fedrec.protocol.messages import ItemQuery, TrainOrder
+from fedrec.protocol.updates import ClientArrays, dense_change
 from fedrec.rng import stream
 from fedrec.training.block import Batches
 from strategies.per_client import FedgnnStrategy, FedgnnStrategyConfig

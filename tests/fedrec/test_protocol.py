@@ -10,8 +10,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from fedrec.protocol import messages
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
+    EvaluateOrder,
+    Presence,
+    TrainOrder,
+    TrainSum,
     pack_arrays,
     pack_order,
     pack_presence,
@@ -25,7 +28,6 @@ from fedrec.protocol.messages import (
     unpack_table,
     writable_arrays,
 )
-from fedrec.protocol.orders import EvaluateOrder, Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import (
     PackedArray,
     for_the_network,
@@ -39,6 +41,8 @@ from fedrec.protocol.updates import (
     ROWS,
     TRIANGLE,
     WHOLE,
+    ClientArrays,
+    ItemRequests,
     SparseAccumulator,
     SparseUpdate,
     added,

@@ -14,11 +14,11 @@ from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    TrainOrder,
     pack_order,
     read_arrays,
     unpack_sum,
 )
-from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.secure import UnmaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from fedrec.protocol.updates import dense_change

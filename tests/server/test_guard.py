@@ -18,8 +18,7 @@ from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms import base as mechanisms
-from fedrec.protocol.messages import unpack_sum
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import Presence, unpack_sum
 from fedrec.protocol.serialization import to_record
 from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder

@@ -26,8 +26,7 @@ from fedrec.data.recognition import recognise
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import override
 from fedrec.privacy.ledger import Ledger
-from fedrec.protocol.messages import pack_order, pack_sum, read_arrays
-from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.messages import TrainOrder, TrainSum, pack_order, pack_sum, read_arrays
 from fedrec.protocol.serialization import _PACKED, for_the_network, from_the_network, to_record
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_text

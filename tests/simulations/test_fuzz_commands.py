@@ -27,7 +27,7 @@ from clients.participation import Participation
 from clients.storage import SessionSecrets
 from fedrec.components import registry
 from fedrec.protocol import messages
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
 from server.deployed.discovery import Discovery, write_roster
 from simulations import cli

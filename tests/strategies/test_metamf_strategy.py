@@ -14,9 +14,9 @@ from fedrec.data.client_data import draw_negatives
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.messages import TrainEach
 from fedrec.protocol.serialization import from_record
+from fedrec.protocol.updates import ClientArrays, ItemRequests
 from fedrec.rng import stream, torch_stream
 from strategies.base import Aggregate
 from strategies.per_client import (

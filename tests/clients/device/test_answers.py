@@ -31,8 +31,7 @@ from fedrec.errors import ClientError, FedrecError, RefusalError
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import phases_of
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import HELLO, INITIAL, pack_order
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.messages import HELLO, INITIAL, EvaluateOrder, TrainOrder, pack_order
 from fedrec.protocol.secure import MaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record, zero_copy_arrays
 from fedrec.protocol.updates import dense_change

@@ -34,12 +34,14 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     INITIAL,
     ITEMS,
+    EvaluateOrder,
+    ItemQuery,
+    TrainOrder,
     pack_order,
     read_arrays,
     unpack_sum,
     unpack_table,
 )
-from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Secure

@@ -28,13 +28,14 @@ from fedrec.protocol.messages import (
     CONFIG,
     INITIAL,
     METRICS,
+    EvaluateOrder,
+    TrainOrder,
     pack_order,
     read_arrays,
     unpack_presence,
     unpack_sum,
     unpack_table,
 )
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from simulations.deployment.shards import cut
 from tests.clients.device.test_device_node import files_of

@@ -12,8 +12,15 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
-from fedrec.protocol.messages import pack_arrays, pack_order, pack_presence, pack_sum
-from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
+from fedrec.protocol.messages import (
+    Presence,
+    TrainOrder,
+    TrainSum,
+    pack_arrays,
+    pack_order,
+    pack_presence,
+    pack_sum,
+)
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
 from server.deployed.discovery import Discovery, most_common_parameters, read_roster, write_roster

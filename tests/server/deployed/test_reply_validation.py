@@ -17,8 +17,13 @@ from fedrec.errors import RefusalError
 from fedrec.evaluation.tables import Metrics
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
+    EvaluateOrder,
+    Presence,
+    SentUpdate,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
     pack_each,
     pack_order,
     pack_sum,
@@ -27,16 +32,8 @@ from fedrec.protocol.messages import (
     unpack_each,
     unpack_sum,
 )
-from fedrec.protocol.orders import (
-    EvaluateOrder,
-    Presence,
-    SentUpdate,
-    TrainEach,
-    TrainOrder,
-    TrainSum,
-)
 from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
-from fedrec.protocol.updates import SparseUpdate, dense_change
+from fedrec.protocol.updates import ClientArrays, ItemRequests, SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
 from server.cohort import Roster
 from server.deployed.validation import LARGER, ReplyValidator, evaluated, norm_bounds, of_usual_size

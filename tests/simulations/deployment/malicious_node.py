@@ -17,13 +17,14 @@ from flwr.clientapp import ClientApp
 
 from clients.app import app as honest
 from fedrec.protocol.messages import (
+    Presence,
+    TrainSum,
     pack_arrays,
     pack_presence,
     pack_sum,
     unpack_presence,
     unpack_sum,
 )
-from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from simulations.deployment import flower
 
