@@ -15,7 +15,7 @@ from rich.table import Table
 
 from simulations.cli import options
 from simulations.deployment import gateway as proxy
-from simulations.deployment import initialise, operator
+from simulations.deployment import layout, operator
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.operator import ProcessState
 from simulations.deployment.pki import RENEWED_DAYS
@@ -60,7 +60,7 @@ def init(
     table = {**(context.obj or {}), **({"hosts": [*host]} if host else {})}
     settings = DeploymentConfig.parse(table, at="deployment")
     loaded = None if experiment is None else load(experiment, overrides or [])
-    made = initialise.initialise(folder, settings)
+    made = layout.initialise(folder, settings)
     if loaded is not None:
         cut_for(made, loaded)
     typer.echo(made.path)
@@ -110,7 +110,7 @@ def add_nodes(
     ] = 1,
 ) -> None:
     """Create folders with keys for new nodes; then `register` admits them."""
-    grown = initialise.add_nodes(deployment, count)
+    grown = layout.add_nodes(deployment, count)
     for made in grown.node_folders()[len(grown.numbers) - count :]:
         typer.echo(made)
 
@@ -167,7 +167,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
                 details = with_names(run.details, names)
                 console.print(f"run {run.run}: {run.status}", details, markup=False)
     console.print(f"gateway: {deployment.gateway}")
-    left = min(initialise.days_of_certificates(deployment).values())
+    left = min(layout.days_of_certificates(deployment).values())
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
     return states
@@ -284,7 +284,7 @@ def client(
 @app.command(short_help="Renew the certificates, with the same keys.")
 def renew(deployment: Folder) -> None:
     """Renew the certificates of SuperLink, gateway and nodes for 825 days, with the same keys."""
-    files = initialise.renew(deployment)
+    files = layout.renew(deployment)
     folder = quote(str(deployment.path))
     typer.echo(
         f"Next:\n  fedrec deploy down {folder}; fedrec deploy up {folder}\n"
@@ -301,7 +301,7 @@ def revoke(
     node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],
 ) -> None:
     """Revoke a node's keys, for example because they were stolen."""
-    changed = initialise.revoke(deployment, node)
+    changed = layout.revoke(deployment, node)
     if operator.supervisor_of(changed) is not None:
         operator.register_nodes(changed)
         typer.echo(f"{node} is revoked")

@@ -20,7 +20,7 @@ import httpx
 
 from fedrec.errors import EngineError, FedrecError
 from fedrec.runtime.files import read_json
-from simulations.deployment.layout import REVOKED_KEY, Deployment
+from simulations.deployment.layout import REVOKED_KEY, Deployment, check_certificates
 from simulations.deployment.processes import (
     OPERATOR,
     Process,
@@ -59,8 +59,6 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
             log.
         RunError: a certificate has expired.
     """
-    from simulations.deployment.initialise import check_certificates
-
     check_certificates(deployment)
     here = local_plans(deployment)
     for plan in here:

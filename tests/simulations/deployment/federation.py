@@ -26,8 +26,7 @@ from fedrec.runs.folder import RunFolder
 from server.deployed.discovery import read_roster
 from simulations import runner
 from simulations.deployment import launch, operator
-from simulations.deployment.initialise import add_nodes, initialise
-from simulations.deployment.layout import DeploymentConfig
+from simulations.deployment.layout import DeploymentConfig, add_nodes, initialise
 from simulations.deployment.shards import cut_for
 from tests.runs import parameters_in
 from tests.simulations.helpers import parent_of

@@ -25,8 +25,7 @@ from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
 from simulations.deployment.client import ClientPlan, client_processes, prepare, supernode_flags
-from simulations.deployment.initialise import add_nodes, initialise
-from simulations.deployment.layout import Deployment, DeploymentConfig
+from simulations.deployment.layout import Deployment, DeploymentConfig, add_nodes, initialise
 from simulations.deployment.pki import private_folder
 from simulations.deployment.processes import (
     SERVER,

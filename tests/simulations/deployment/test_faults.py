@@ -20,7 +20,7 @@ import pytest
 
 from simulations.deployment import operator
 from simulations.deployment.client import ClientPlan, client_processes, prepare
-from simulations.deployment.initialise import revoke
+from simulations.deployment.layout import revoke
 from simulations.deployment.pki import Authority, NodeKey, new_secret, write_private
 from simulations.deployment.processes import environment_of
 from simulations.engines.flower import app_folder

@@ -54,8 +54,7 @@ from simulations import runner
 from simulations.deployment import entry as process_entry
 from simulations.deployment import flower, flower_patches, operator, page
 from simulations.deployment import processes as supervisor
-from simulations.deployment.initialise import initialise
-from simulations.deployment.layout import DeploymentConfig
+from simulations.deployment.layout import DeploymentConfig, initialise
 from simulations.deployment.processes import Process
 from simulations.engines.flower import RunWatch
 from simulations.flower_commands import are_alive

@@ -32,14 +32,15 @@ from fedrec.runtime.process import Fork
 from simulations.cli import app
 from simulations.deployment import flower, gateway, operator, pki
 from simulations.deployment.client import ClientPlan, prepare
-from simulations.deployment.initialise import (
+from simulations.deployment.layout import (
+    Deployment,
+    DeploymentConfig,
     add_nodes,
     days_of_certificates,
     initialise,
     renew,
     revoke,
 )
-from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import (
     Authority,
     NodeKey,
