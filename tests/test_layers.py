@@ -49,8 +49,8 @@ FLWR_PRIVATE = tuple(
     Path("simulations", *name.split("/"))
     for name in (
         "engines/grid.py",
-        "deployment/flower.py",
-        "deployment/flower_patches.py",
+        "deployment/superlink.py",
+        "deployment/supernode.py",
     )
 )
 
@@ -264,7 +264,7 @@ RIGHT = [
     ("clients/app.py", "from flwr.clientapp import ClientApp\nimport clientship"),
     ("server/loop.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
     ("simulations/engines/grid.py", TASK_IDENTITY),
-    ("simulations/deployment/flower.py", CONTROL),
+    ("simulations/deployment/superlink.py", CONTROL),
     ("simulations/runner.py", "import ray\nfrom server.loop import Loop\nimport clients.app"),
 ]
 

@@ -147,7 +147,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
     """Print processes, nodes, runs and the certificates' remaining days, and return the
     processes."""
     from server.exchange import with_names
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     console = Console()
 
@@ -210,7 +210,7 @@ def stop(
     run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")],
 ) -> None:
     """Stop a run; its reported rounds remain, and it can be resumed."""
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     with Control(deployment) as control:
         control.stop(run)

@@ -218,8 +218,8 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
     """Run processes of nodes, as forks of this one, until a stop signal."""
-    from simulations.deployment import entry, flower
+    from simulations.deployment.supernode import executor, import_everything, supernode
 
-    entry.import_everything(trains=any(process.command[0] == "executor" for process in processes))
-    mains = {"supernode": flower.supernode, "executor": entry.executor}
+    import_everything(trains=any(process.command[0] == "executor" for process in processes))
+    mains = {"supernode": supernode, "executor": executor}
     Supervisor(processes, folder, NODE_PATIENCE, mains).run()

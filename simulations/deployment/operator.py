@@ -102,7 +102,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
     Raises:
         EngineError: the SuperLink refused.
     """
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     with Control(deployment) as control:
         ids = {
@@ -149,7 +149,7 @@ def process_table(states: Sequence[ProcessState]) -> PageTable:
 def node_table(deployment: Deployment, nodes: Sequence[Any]) -> PageTable:
     """Table of registered nodes, with the restarts of each node's processes on this machine."""
     from fedrec.report.page.charts import PageTable, Row
-    from simulations.deployment.flower import heard, overdue
+    from simulations.deployment.superlink import heard, overdue
 
     now = time.time()
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
@@ -209,7 +209,7 @@ def _wait(done: Callable[[], bool], deadline: float) -> bool:
 
 
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     online = 0
 

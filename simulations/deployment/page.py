@@ -51,7 +51,7 @@ class _RunPart:
 
 def page(deployment: Deployment) -> str:
     """The page as self-contained HTML."""
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     notes = []
     known = []

@@ -22,7 +22,7 @@ from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import private_folder, write_private
 from simulations.flower_commands import environment_with, groups_end, signal_groups
 
-SERVER = "simulations.deployment.entry"
+SERVER = "simulations.deployment.superlink"
 OPERATOR = "simulations.deployment.operator"
 """Modules that run as programs."""
 IN_CONTAINER = "FEDREC_CONTAINER"

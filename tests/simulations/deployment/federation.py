@@ -239,7 +239,7 @@ class Federation:
         ]
 
     def control(self):
-        from simulations.deployment.flower import Control
+        from simulations.deployment.superlink import Control
 
         return Control(self.deployment)
 

@@ -26,7 +26,7 @@ from fedrec.protocol.messages import (
     unpack_sum,
 )
 from fedrec.protocol.serialization import for_the_network, from_the_network
-from simulations.deployment import flower
+from simulations.deployment import supernode
 
 app = ClientApp()
 
@@ -99,4 +99,4 @@ def evaluate(message, context):
 
 
 if __name__ == "__main__":
-    flower.client_executor(sys.argv[1:], lambda *_: app)
+    supernode.client_executor(sys.argv[1:], lambda *_: app)

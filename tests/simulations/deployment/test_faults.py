@@ -213,7 +213,7 @@ def malicious(federation, number, claims):
     supernode, executor = client_processes(plan)
     script = str(Path(__file__).with_name("malicious_node.py"))
     speaks = (
-        "import sys; from simulations.deployment.flower import supernode; supernode(sys.argv[1:])"
+        "import sys; from simulations.deployment import supernode as n; n.supernode(sys.argv[1:])"
     )
     commands = (
         (supernode, (sys.executable, "-c", speaks, *supernode.command[1:])),

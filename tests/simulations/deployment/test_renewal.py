@@ -30,7 +30,7 @@ from clients.device.node import _identity
 from fedrec.errors import EngineError, RunError
 from fedrec.runtime.process import Fork
 from simulations.cli import app
-from simulations.deployment import flower, gateway, operator, pki
+from simulations.deployment import gateway, operator, pki, superlink, supernode
 from simulations.deployment.client import ClientPlan, prepare
 from simulations.deployment.layout import (
     Deployment,
@@ -207,7 +207,7 @@ def test_registering_removes_revoked_nodes_from_the_superlink(made, monkeypatch)
         register=lambda key, name: calls.append(("register", key)) or 7,
         unregister=lambda key: calls.append(("unregister", key)),
     )
-    monkeypatch.setattr(flower, "Control", lambda _: nullcontext(fake))
+    monkeypatch.setattr(superlink, "Control", lambda _: nullcontext(fake))
     operator.register_nodes(revoke(made, "node-2"))
     assert calls == [("register", keys[1]), ("register", keys[3]), ("unregister", keys[2])]
 
@@ -225,14 +225,14 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
         assert found.status != "unregistered"  # which Flower answers with an error
         found.status = "unregistered"
 
-    superlink = object.__new__(flower.Control)
+    link = object.__new__(superlink.Control)
     listed = SimpleNamespace(nodes_info=nodes)
     calls = {"ListNodes": lambda: listed, "UnregisterNode": removed}
-    superlink._call = lambda name, **fields: calls[name](**fields)
-    assert superlink.unregister(key)
+    link._call = lambda name, **fields: calls[name](**fields)
+    assert link.unregister(key)
     assert [node.status for node in nodes] == ["unregistered", "online"]
-    assert [node.node_id for node in superlink.nodes()] == [4]
-    assert not superlink.unregister(key)
+    assert [node.node_id for node in link.nodes()] == [4]
+    assert not link.unregister(key)
 
 
 def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
@@ -354,7 +354,7 @@ def ended_of_node_pool(pool, count):
     return pool._restarts["supernode"] >= count
 
 
-@pytest.mark.parametrize(("status", "lines"), [(flower.REFUSED, 1), (1, 0)])
+@pytest.mark.parametrize(("status", "lines"), [(supernode.REFUSED, 1), (1, 0)])
 def test_a_refused_key_is_reported_once_on_the_terminal(tmp_path, capsys, status, lines):
     process = Process("supernode", ("refused",))
     pool = Supervisor([process], tmp_path, mains={"refused": lambda _: sys.exit(status)})
@@ -368,7 +368,7 @@ def test_a_refused_key_is_reported_once_on_the_terminal(tmp_path, capsys, status
 @pytest.mark.parametrize("status", [401, 403, 412, 503])
 def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, capfd, status):
     """In a fork, because Flower ends the process."""
-    loop = flower.load()
+    loop = supernode._load()
     server = httpx.MockTransport(lambda asked: httpx.Response(status, request=asked))
     monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=server))
 
@@ -377,10 +377,10 @@ def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, 
         with loop._init_connection("gateway:1", True, max_retries=0):
             raise AssertionError("there is no connection")
 
-    child = Fork(lambda: flower.ending_as_refused(connect)).pid
+    child = Fork(lambda: supernode._ending_as_refused(connect)).pid
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     refused = "the server does not accept this node's key" in capfd.readouterr().err
-    assert (ended, refused) == ((1, False) if status == 503 else (flower.REFUSED, True))
+    assert (ended, refused) == ((1, False) if status == 503 else (supernode.REFUSED, True))
 
 
 # The supervisor: restarts processes that end, waits for required files, leaves nothing behind.
