@@ -70,7 +70,7 @@ class TrainingPath:
         return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
-def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
+def _training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
     """The fastest path that a step, a model and the engine's settings allow.
 
     Item tables that stay on the device take `reference` whatever `engine.path` says; steps that
@@ -81,7 +81,7 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
     """
     if engine.path == "reference":
         return TrainingPath("reference")
-    kernel = kernel_of(step)
+    kernel = _kernel_of(step)
     if step.generated and isinstance(kernel, str):
         return TrainingPath("blocks")
     if private_names(step, model.item_tables):
@@ -109,7 +109,7 @@ _REPLACED = ("batches", "block", "train_block", "objective", "trained", "setting
 """What native code does, or reads, itself."""
 
 
-def kernel_of(step: Step) -> Train | str:
+def _kernel_of(step: Step) -> Train | str:
     """The result of `Step.in_kernel`, unless a subclass overrides a method that the kernel
     replaces."""
     replaced = [name for name in _REPLACED if hasattr(type(step), name)]
@@ -176,7 +176,7 @@ class Node:
 
     def path(self, step: Step) -> TrainingPath:
         """The training path of a step."""
-        return training_path(step, self.model, self.experiment.engine)
+        return _training_path(step, self.model, self.experiment.engine)
 
     def products(self) -> AbstractContextManager[object]:
         """Context manager that sets the precision of matrix products to that of the experiment."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.device.own_data import read_own
+from clients.device.node import read_own
 from clients.device.policy import Policy
 from fedrec.errors import EngineError, RunError, missing_file
 from fedrec.experiment.sections import override
@@ -170,7 +170,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
         write_private(secret, new_secret())
 
 
-def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
+def _supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
     """Flags of the SuperNode for TLS, its key and a separate executor."""
     meeting = plan.meeting
     return flags(
@@ -197,7 +197,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
     )
     data = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
     return [
-        Process("supernode", ("supernode", *supernode_flags(plan)), home),
+        Process("supernode", ("supernode", *_supernode_flags(plan)), home),
         Process("executor", ("executor", *executor), {**home, **data}),
     ]
 

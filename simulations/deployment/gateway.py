@@ -64,7 +64,7 @@ _LOOK_AGAIN = 2.0  # seconds between two checks for new keys
 _FORGET = 30.0  # seconds after which keys of revoked nodes are refused
 
 
-class NodeSignatures:
+class _NodeSignatures:
     """Verifies that calls are signed by nodes of a deployment, from the headers of Flower's
     SuperNodes. The SuperLink verifies it again, with the identity of the node, but it reads the
     whole body first.
@@ -110,7 +110,7 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
     Args:
         upstream: HOST:PORT of the SuperLink.
         authority: certificate of the authority that signed the SuperLink's.
-        nodes: folder of the nodes whose calls may pass, see `NodeSignatures`; None: only the
+        nodes: folder of the nodes whose calls may pass, see `_NodeSignatures`; None: only the
             SuperLink verifies signatures.
     """
     context = ssl.create_default_context(cafile=str(authority))
@@ -128,14 +128,14 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
         ) as client:
             app.state.client = client
             app.state.held = 0
-            app.state.signatures = None if nodes is None else NodeSignatures(nodes)
+            app.state.signatures = None if nodes is None else _NodeSignatures(nodes)
             yield
 
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     return Starlette(routes=[Route("/{path:path}", _pass, methods=methods)], lifespan=lifespan)
 
 
-def allowed(method: str, path: bytes) -> bool:
+def _allowed(method: str, path: bytes) -> bool:
     """Return True if a request may pass; `path` is raw and without the query."""
     return method == "POST" and FLEET.fullmatch(path) is not None
 
@@ -145,7 +145,7 @@ async def _pass(request: Request) -> Response:
     method = request.method
     if path == HEALTH and method in ("GET", "HEAD"):
         return PlainTextResponse("")
-    if not allowed(method, path) or request.url.query:
+    if not _allowed(method, path) or request.url.query:
         return _refused(request, "", 404)
     signatures = request.app.state.signatures
     why = None if signatures is None else signatures.refusal(request.headers)

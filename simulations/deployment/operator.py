@@ -255,7 +255,7 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
     return [plan for plan in plans if plan.data is not None]
 
 
-def run_nodes_here(deployment: Deployment) -> None:
+def _run_nodes_here(deployment: Deployment) -> None:
     """Run the deployment's nodes on this machine until a stop signal, as process `nodes`. A node
     that cannot run is skipped, with its error in the log."""
     from simulations.deployment import client
@@ -272,7 +272,7 @@ def run_nodes_here(deployment: Deployment) -> None:
     client.run_nodes(processes, deployment.logs / "nodes")
 
 
-def supervise(deployment: Deployment) -> None:
+def _supervise(deployment: Deployment) -> None:
     """Run the deployment's processes until a stop signal; `up` starts this in the background."""
     sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
@@ -280,7 +280,7 @@ def supervise(deployment: Deployment) -> None:
 
 def main(part: str, folder: str) -> None:
     """Run a deployment's processes (`supervise`), or its nodes (`nodes`), in the foreground."""
-    run = {"supervise": supervise, "nodes": run_nodes_here}[part]
+    run = {"supervise": _supervise, "nodes": _run_nodes_here}[part]
     run(Deployment(Path(folder)))
 
 

@@ -72,11 +72,11 @@ def page(deployment: Deployment) -> str:
         notes=notes,
         processes=operator.process_table(operator.states(deployment)),
         nodes=operator.node_table(deployment, known),
-        runs=[run_part(folder) for folder in folders[:_RUNS]],
+        runs=[_run_part(folder) for folder in folders[:_RUNS]],
     )
 
 
-def run_part(folder: Path) -> _RunPart:
+def _run_part(folder: Path) -> _RunPart:
     """Read the run in a folder; a damaged run has its error as a fact."""
     try:
         run = RunFolder(folder)

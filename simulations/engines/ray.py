@@ -161,7 +161,7 @@ _RAYLET = {
 
 
 @contextmanager
-def few_processes() -> Iterator[None]:
+def _few_processes() -> Iterator[None]:
     """A local Ray that is started in the block has no more processes than it needs: all of them if
     its workers are to run in an environment that an agent makes for them, as below `uv run`."""
     worker: Any = importlib.import_module("ray._private.worker")
@@ -513,7 +513,7 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
     trouble = ""
     for _ in range(1 if address else _STARTS):
         try:
-            with nullcontext() if address else few_processes():
+            with nullcontext() if address else _few_processes():
                 ray.init(**({"address": address} if address else local), **quiet)
             return
         except Exception as error:

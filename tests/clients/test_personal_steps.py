@@ -11,7 +11,7 @@ import torch
 
 from clients.blocks import update_of
 from clients.evaluation import requested_items
-from clients.node import Node, training_path
+from clients.node import Node, _training_path
 from clients.round import train_clients, train_each
 from clients.step import Step, private_names
 from clients.steps import descent
@@ -389,7 +389,7 @@ def test_a_step_with_other_batches_refuses_the_kernel(guided):
             return Batches.cut([(np.arange(2), np.ones(2, np.float32))], 2)
 
     other = Halved(node.step(node.experiment.step).config, node.model, node.device)
-    path = training_path(other, node.model, node.experiment.engine)
+    path = _training_path(other, node.model, node.experiment.engine)
     assert callable(other.in_kernel()) and path.name == "blocks"
 
 

@@ -17,8 +17,8 @@ from flwr.app import Message, RecordDict
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from clients.app import app, ended_after, seconds_left
-from clients.device.node import check_parameters
+from clients.app import _ended_after, _seconds_left, app
+from clients.device.node import _check_parameters
 from clients.device.policy import Policy
 from clients.node import Node
 from clients.round import train_clients
@@ -358,9 +358,9 @@ def with_row(value):
     ],
 )
 def test_all_others_are_refused(hostile):
-    check_parameters(THETA, SHAPES)
+    _check_parameters(THETA, SHAPES)
     with pytest.raises(RefusalError, match="invalid parameters in an order"):
-        check_parameters(hostile, SHAPES)
+        _check_parameters(hostile, SHAPES)
 
 
 @pytest.mark.parametrize("path", ["kernel", "blocks", "reference"])
@@ -518,7 +518,7 @@ def test_the_own_noise_of_a_client_covers_a_gradient_that_diverged(value):
 def status_after(processor, elapsed, work):
     def limited():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not pytest's, as on a node
-        with ended_after(processor, elapsed):
+        with _ended_after(processor, elapsed):
             work()
 
     return os.waitpid(Fork(limited).pid, 0)[1]
@@ -559,7 +559,7 @@ def test_work_within_the_limits_is_left_alone(limits):
     ],
 )
 def test_an_answer_is_awaited_until_its_message_is_invalid(now, left):
-    assert seconds_left(1000.0, 120.0, now) == left
+    assert _seconds_left(1000.0, 120.0, now) == left
 
 
 def timers(monkeypatch):

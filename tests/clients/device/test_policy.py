@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
 from clients.device import node as reply_times
-from clients.device.node import own_node
+from clients.device.node import _own_node
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
@@ -104,9 +104,9 @@ def victim(load_tiny, tmp_path, monkeypatch):
         folder.mkdir()
         return Victim(folder, load_tiny(*overrides), **settings)
 
-    own_node.cache_clear()
+    _own_node.cache_clear()
     yield make
-    own_node.cache_clear()
+    _own_node.cache_clear()
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_an_error_reveals_nothing_of_the_nodes_files(victim):
             (node.folder / "data.csv").unlink()
         if attempt == 2:
             (node.folder / "catalogue.json").write_text(SECRET)
-        own_node.cache_clear()
+        _own_node.cache_clear()
         with pytest.raises(ClientError) as found:
             node.ask("query.hello")
         texts.append(str(found.value))
@@ -226,7 +226,7 @@ def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
     )
     assert node.train(twice).clients == 18
     assert [node.train(order).clients for _ in range(4)] == [18, 18, 0, 0]
-    own_node.cache_clear()  # another process
+    _own_node.cache_clear()  # another process
     assert (
         node.train(
             TrainOrder(3, order.clients, step=order.step, protection=order.protection)
@@ -463,7 +463,7 @@ def test_evaluations_are_counted_over_all_runs(victim):
     for probe in range(3):
         assert len(node.evaluate(probe % 3, run=f"{probe:016x}")) == 6
     assert len(node.evaluate(1, run="f" * 16)) == 0
-    own_node.cache_clear()  # another process
+    _own_node.cache_clear()  # another process
     assert len(node.evaluate(1)) == 0
     standard = pack_order(EvaluateOrder(1, None), to_record(node.theta()))
     assert node.ask("evaluate", standard)[METRICS]["num-examples"] == 0
@@ -614,7 +614,7 @@ def test_replies_leave_at_multiples_of_the_owners_interval(victim, monkeypatch, 
         clock.now += clock.work
         yield
 
-    monkeypatch.setattr("clients.app.ended_after", work)
+    monkeypatch.setattr("clients.app._ended_after", work)
     node = victim(LOCAL, "sampler.name=full", **owner)
     theta, found = node.theta(), []
     order = node.order(protection=local(names=theta))

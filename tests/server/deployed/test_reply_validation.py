@@ -36,7 +36,13 @@ from fedrec.protocol.serialization import for_the_network, from_the_network, ope
 from fedrec.protocol.updates import ClientArrays, ItemRequests, SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
 from server.cohort import Roster
-from server.deployed.validation import LARGER, ReplyValidator, evaluated, norm_bounds, of_usual_size
+from server.deployed.validation import (
+    LARGER,
+    ReplyValidator,
+    _norm_bounds,
+    evaluated,
+    of_usual_size,
+)
 from server.evaluation import Evaluator
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut
@@ -622,8 +628,8 @@ def test_it_may_put_ten_times_the_usual_norm_of_all_its_clients_into_one_item(su
     sizes = {node: length(total) / clients for node, (total, clients) in enumerate(sums)}
     usual = sorted(sizes.values())[(NODES - 1) // 2]
     most = LARGER * usual
-    assert norm_bounds({**sizes, 0: 0.999 * most}, deque()).keys() <= sizes.keys() - {0}
-    above = norm_bounds({**sizes, 0: 2 * LARGER * max(sizes.values())}, deque())
+    assert _norm_bounds({**sizes, 0: 0.999 * most}, deque()).keys() <= sizes.keys() - {0}
+    above = _norm_bounds({**sizes, 0: 2 * LARGER * max(sizes.values())}, deque())
     assert above[0] <= 0.5
     moved = most * sums[0][1]
     honest = sum(total["item.id"] for total, _ in sums[1:])

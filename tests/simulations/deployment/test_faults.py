@@ -23,7 +23,7 @@ from simulations.deployment.client import ClientPlan, client_processes, prepare
 from simulations.deployment.layout import revoke
 from simulations.deployment.pki import Authority, NodeKey, new_secret, write_private
 from simulations.deployment.processes import environment_of
-from simulations.engines.flower import app_folder
+from simulations.engines.flower import _app_folder
 from simulations.flower_commands import script
 from tests.runs import assert_close
 from tests.simulations.deployment.federation import (
@@ -352,7 +352,7 @@ def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp
 def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.runs())
-    app = app_folder(tmp_path / "fedrec")
+    app = _app_folder(tmp_path / "fedrec")
     done = flwr(["run", str(app), "x"], attacker(federation.deployment.gateway))
     assert done.returncode != 0
     with federation.control() as control:

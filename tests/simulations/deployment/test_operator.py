@@ -251,14 +251,14 @@ def test_it_says_how_nodes_and_runs_are(deployment_of_operator_page, two_nodes):
     assert "nodes: 1 of 2 registered nodes with a recent heartbeat" in text
     assert "node-2" in text and "4 s ago" in text and "22 s ago" in text
     assert "9223372036854775808" not in text
-    run = page.run_part(deployment_of_operator_page.path / "runs" / "first")
+    run = page._run_part(deployment_of_operator_page.path / "runs" / "first")
     facts = dict(run.facts)
     assert facts["state"] == "finished" and facts["rounds"] == "2 of 2"
     assert float(facts["epsilon spent"]) > 0 and facts["budget"] == "epsilon 50"
     assert [row.name for row in run.rounds.rows] == ["2", "1"] and "hits@5" in run.rounds.heads
     assert run.faults[0] == STRANGE
     assert "<script>" not in text and "&lt;script&gt;alert(1)" in text
-    damaged = page.run_part(deployment_of_operator_page.path / "runs" / "damaged")
+    damaged = page._run_part(deployment_of_operator_page.path / "runs" / "damaged")
     assert "is not a run folder" in dict(damaged.facts)["state"]
 
 

@@ -175,7 +175,7 @@ def test_a_call_from_a_clock_that_is_wrong_is_refused(made, seconds, fault):
         pki.SIGNATURE: b64encode(signature).decode(),
         pki.TIMESTAMP: timestamp,
     }
-    found = gateway.NodeSignatures(made.path / "nodes").refusal(headers)
+    found = gateway._NodeSignatures(made.path / "nodes").refusal(headers)
     assert found is None if fault is None else fault in found
 
 
@@ -238,7 +238,7 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
 def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(gateway, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    known = gateway.NodeSignatures(made.path / "nodes")
+    known = gateway._NodeSignatures(made.path / "nodes")
     key = pki.as_sent((made.node(2) / "node.pub").read_bytes())
     assert known._knows(key)
     revoke(made, "node-2")
