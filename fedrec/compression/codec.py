@@ -95,11 +95,6 @@ def _with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -
     return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
 
 
-def _values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape `(R, ...)` of the values in a payload of `_with_rows`."""
-    return (len(payload["rows"]), *shape[1:]) if "rows" in payload else shape
-
-
 def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
     """Row numbers `[R]` in the smallest unsigned type for a table of that length."""
     return rows.astype(np.min_scalar_type(max(0, length - 1)))
@@ -284,8 +279,9 @@ class Rounding(Compression):
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """Decode to the rounded values."""
-        values = _restored(payload, _values_shape(payload, shape), self.config.bits)
-        return _placed(payload.get("rows"), values, shape)
+        rows = payload.get("rows")
+        sent = shape if rows is None else (len(rows), *shape[1:])
+        return _placed(rows, _restored(payload, sent, self.config.bits), shape)
 
 
 # The largest rows of an update; the rest is added to the client's next update (Stich,

@@ -240,7 +240,7 @@ class SecureSums:
         lengths["sealed"] = session.nodes * SEALED_BYTES
         read = partial(unpack_words, ShareReply, **lengths)
         dealt, replies = self._ask(nodes, orders, SECURE_SHARES, read)
-        session.take_shares(dealt)
+        session.dealt = dealt
         errors = [reply for reply in replies if reply.has_error()]
         for reply in errors:  # for example, it has lost its secrets and will have another key
             self._channels.pop(reply.metadata.src_node_id, None)

@@ -135,17 +135,12 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
     return Starlette(routes=[Route("/{path:path}", _pass, methods=methods)], lifespan=lifespan)
 
 
-def _allowed(method: str, path: bytes) -> bool:
-    """Return True if a request may pass; `path` is raw and without the query."""
-    return method == "POST" and FLEET.fullmatch(path) is not None
-
-
 async def _pass(request: Request) -> Response:
     path = request.scope["raw_path"].partition(b"?")[0]
     method = request.method
     if path == HEALTH and method in ("GET", "HEAD"):
         return PlainTextResponse("")
-    if not _allowed(method, path) or request.url.query:
+    if method != "POST" or not FLEET.fullmatch(path) or request.url.query:
         return _refused(request, "", 404)
     signatures = request.app.state.signatures
     why = None if signatures is None else signatures.refusal(request.headers)

@@ -212,20 +212,17 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
     from simulations.deployment.superlink import Control
 
     online = 0
-
-    def all_online() -> bool:
-        nonlocal online
-        # the SuperLink is busy when many nodes connect at the same time
-        with suppress(httpx.TransportError):
-            online = sum(node.status == "online" for node in control.nodes())
-        return online >= count
-
     with Control(deployment) as control:
-        if count and not _wait(all_online, deadline):
-            raise EngineError(
-                f"not all nodes came online: {online} of {count}",
-                fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
-            )
+        while online < count:
+            # the SuperLink is busy when many nodes connect at the same time
+            with suppress(httpx.TransportError):
+                online = sum(node.status == "online" for node in control.nodes())
+            if online < count and time.monotonic() > deadline:
+                raise EngineError(
+                    f"not all nodes came online: {online} of {count}",
+                    fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
+                )
+            time.sleep(0.1)
 
 
 def _table(deployment: Deployment, part: str = "") -> dict:
@@ -272,16 +269,15 @@ def _run_nodes_here(deployment: Deployment) -> None:
     client.run_nodes(processes, deployment.logs / "nodes")
 
 
-def _supervise(deployment: Deployment) -> None:
-    """Run the deployment's processes until a stop signal; `up` starts this in the background."""
+def main(part: str, folder: str) -> None:
+    """Run a deployment's processes (`supervise`, which `up` starts in the background), or its nodes
+    (`nodes`), until a stop signal."""
+    deployment = Deployment(Path(folder))
+    if part == "nodes":
+        _run_nodes_here(deployment)
+        return
     sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
-
-
-def main(part: str, folder: str) -> None:
-    """Run a deployment's processes (`supervise`), or its nodes (`nodes`), in the foreground."""
-    run = {"supervise": _supervise, "nodes": _run_nodes_here}[part]
-    run(Deployment(Path(folder)))
 
 
 if __name__ == "__main__":

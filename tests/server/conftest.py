@@ -184,9 +184,9 @@ class Dialogue:
         return Identity(issued.key, issued.certificate, judge)
 
     def deal(self):
-        self.session.take_shares(
-            {p: secure.share(self.nodes[p], order) for p, order in self.share_orders.items()}
-        )
+        self.session.dealt = {
+            p: secure.share(self.nodes[p], order) for p, order in self.share_orders.items()
+        }
         self.mask_orders = self.session.mask_orders()
         return self
 
