@@ -169,11 +169,6 @@ class Node:
         """All local steps that its clients may be ordered to run, by the key of their settings."""
         return self.experiment.steps()
 
-    @property
-    def steps(self) -> list[Section]:
-        """All local steps that its clients may be ordered to run."""
-        return list(self.named_steps.values())
-
     def path(self, step: Step) -> TrainingPath:
         """The training path of a step."""
         return _training_path(step, self.model, self.experiment.engine)
@@ -219,14 +214,19 @@ class Node:
         left_out = (
             compression is not None and component_of(registry.COMPRESSION, compression).keeps_error
         )
-        if left_out or any(keeps_state(self.step(section)) for section in self.steps):
+        if left_out or any(
+            keeps_state(self.step(section)) for section in self.named_steps.values()
+        ):
             return None
         return self.population.counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:
         """The training path of each of the experiment's steps, by the step's name."""
-        return {section.name: str(self.path(self.step(section))) for section in self.steps}
+        return {
+            section.name: str(self.path(self.step(section)))
+            for section in self.named_steps.values()
+        }
 
     def check(
         self,

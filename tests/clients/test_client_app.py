@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from clients.app import app, node_of
 from clients.blocks import private_parameters, train_in_blocks, update_of
-from clients.evaluation import client_scorer, evaluate_clients, mean_metrics
+from clients.evaluation import client_scorer, evaluate_clients
 from clients.node import Node, TrainingPath
 from clients.round import only_reads, train_clients
 from clients.step import Step
@@ -28,13 +28,11 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (
-    HELLO,
     INITIAL,
     EvaluateOrder,
     TrainOrder,
     pack_order,
     read_arrays,
-    unpack_presence,
     unpack_sum,
     unpack_table,
 )
@@ -105,14 +103,6 @@ def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_
         assert not only_reads(Node(load_tiny(plug_in), 0, 1, None), order)
     # its reply contains the parameters themselves
     assert not only_reads(ask.node, replace(order, clients=None))
-
-
-def test_hello(ask):
-    presence = unpack_presence(ask(RecordDict(), HELLO))
-    assert presence.partition == 1
-    assert presence.training.tolist() == ask.node.training.tolist()
-    assert (presence.training % 2 == 1).all()
-    assert presence.evaluated.tolist() == ask.node.evaluated.tolist()
 
 
 def test_initial_parameters_are_those_of_the_experiments_seed(ask, theta):
@@ -560,18 +550,6 @@ def test_rating_errors_of_known_predictions(evaluation_node, evaluated_theta):
     np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
     np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])
     assert table["rows"].tolist() == [2, 2, 1, 1]
-
-
-def test_means_leave_groups_out(evaluation_node, evaluated_theta):
-    metrics = mean_metrics(
-        evaluate_clients(
-            evaluation_node(),
-            evaluated_theta,
-            evaluate_order(epochs=0),
-        )
-    )
-    assert metrics["num-examples"] == 3 and metrics["hits@2"] == pytest.approx(1 / 3)
-    assert not [name for name in metrics if name.startswith("group:")]
 
 
 def test_equal_features_are_scored_once(evaluation_node, monkeypatch):

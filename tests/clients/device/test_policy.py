@@ -3,6 +3,7 @@
 messages."""
 
 import json
+import math
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -250,7 +251,7 @@ def weaker(node, **changes):
 IN_ALL_ROUNDS = 'privacy={clip-norm=1.0, epsilon=3.0, delta=1e-5, placement="local"}', "rounds=3"
 COUNTS = LOCAL, "step.name=counts", "model.item-bias=true"
 WEAKER = [
-    *[((LOCAL,), {"noise_scale": scale}) for scale in (0.99, 0.0, float("nan"))],
+    *[((LOCAL,), {"noise_scale": scale}) for scale in (0.99, 0.0, -1.0, math.nan, math.inf)],
     *[((LOCAL,), change) for change in ({"order": 1}, {"mechanism": "laplace"})],
     *[((LOCAL,), {"clip_norm": 5.0, "noise_scale": scale}) for scale in (1.0, 10.0)],
     # counts are non-negative, so replacing a user moves them by sqrt(2) S

@@ -15,6 +15,7 @@ import uvicorn
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.corestate import sql_corestate
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -43,6 +44,8 @@ HANDLERS = (fleet_handlers, link_handlers, node_handlers)
 SOURCES = [
     (supernode._load(), "time.sleep(3)", "time.sleep(0.5)"),
     (supernode._load(), "push_object_contents_from_iterable(", " pull_objects("),
+    (inflatable_utils.pull_and_inflate_object_from_tree, "pull_objects("),
+    (inflatable_utils.push_objects, "push_object_contents_from_iterable("),
     *((part.pull_object, ".get_object(") for part in HANDLERS),
     *((part.push_object, "state.store_object(") for part in HANDLERS),
     (supernode.heartbeat.HeartbeatSender, "HEARTBEAT_DEFAULT_INTERVAL"),

@@ -485,13 +485,6 @@ def test_flower_sends_and_fetches_each_piece_in_a_call_of_its_own():
     assert store.calls == 2 * len(ALL)
 
 
-def test_flower_calls_what_is_replaced_by_name():
-    """Fails if a new version of Flower moves them."""
-    for name in ("pull_and_inflate_object_from_tree", "push_objects"):
-        called = getattr(inflatable_utils, name).__code__.co_names
-        assert {"pull_objects", "push_object_contents_from_iterable"} & set(called)
-
-
 @pytest.mark.slow
 def test_a_serverapp_waits_for_pieces_as_long_as_it_is_told():
     """The patch comes before the first import of the module that fetches replies."""
