@@ -16,9 +16,8 @@ from rich.table import Table
 from simulations.cli import options
 from simulations.deployment import gateway as proxy
 from simulations.deployment import layout, operator
-from simulations.deployment.layout import Deployment, DeploymentConfig
+from simulations.deployment.layout import RENEWED_DAYS, Deployment, DeploymentConfig
 from simulations.deployment.operator import ProcessState
-from simulations.deployment.pki import RENEWED_DAYS
 from simulations.deployment.processes import IN_CONTAINER
 
 # Modules that import PyTorch or Flower's messages are imported by the commands that need them.

@@ -19,10 +19,12 @@ from clients.device.policy import Policy
 from fedrec.errors import EngineError, RunError, missing_file
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
-from simulations.deployment.layout import CATALOGUE, DATA, check_path
-from simulations.deployment.pki import (
+from simulations.deployment.layout import (
+    CATALOGUE,
+    DATA,
     RENEWED_DAYS,
     Authority,
+    check_path,
     days_left,
     new_secret,
     private_folder,

@@ -15,24 +15,33 @@ for a minute.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import re
 import ssl
 import time
+from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-
-from simulations.deployment.pki import NodeSignature, as_sent
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
@@ -58,6 +67,65 @@ _DROPPED = frozenset(
     ]
 )
 """Hop-by-hop headers, and those that httpx rewrites."""
+
+
+# Signatures of calls, in the headers of Flower's SuperNodes.
+
+PUBLIC_KEY = "flwr-public-key"
+SIGNATURE = "flwr-signature"
+TIMESTAMP = "flwr-timestamp"
+"""Headers of a SuperNode's calls: base64, base64, and ISO 8601."""
+OLDEST = 305.0
+"""Seconds after which Flower refuses a timestamp."""
+EARLIEST = 5.0
+"""Seconds that a timestamp may be ahead of this machine's clock."""
+
+
+@dataclass(frozen=True)
+class NodeSignature:
+    """Signature of a call.
+
+    Attributes:
+        key: public key, as Flower sends it.
+        value: ECDSA signature of the timestamp.
+        timestamp: time of the call.
+        age: seconds since then.
+    """
+
+    key: bytes
+    value: bytes
+    timestamp: str
+    age: float
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> NodeSignature | None:
+        """Read the signature from a call's headers; None if missing."""
+        try:
+            key = b64decode(headers[PUBLIC_KEY], validate=True)
+            value = b64decode(headers[SIGNATURE], validate=True)
+            timestamp = headers[TIMESTAMP]
+            made = datetime.datetime.fromisoformat(timestamp)
+            age = (datetime.datetime.now(tz=datetime.UTC) - made).total_seconds()
+        except (KeyError, ValueError, TypeError):
+            return None
+        return cls(key, value, timestamp, age)
+
+    def fault(self) -> str | None:
+        """Reason why the signature is invalid; None if it is valid."""
+        if not -EARLIEST < self.age < OLDEST:
+            return "an expired signature"
+        key = load_pem_public_key(self.key)
+        try:
+            key.verify(self.value, self.timestamp.encode(), ec.ECDSA(hashes.SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
+        except InvalidSignature:
+            return "an invalid signature"
+        return None
+
+
+def as_sent(public_key: bytes) -> bytes:
+    """Convert a public key from OpenSSH's format to the one that Flower sends (PEM)."""
+    key = load_ssh_public_key(public_key)
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 _LOOK_AGAIN = 2.0  # seconds between two checks for new keys

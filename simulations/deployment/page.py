@@ -29,8 +29,7 @@ from fedrec.report.page.charts import Note, PageTable, Row, number_cell, rendere
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import operator
 from simulations.deployment.gateway import serve_over_tls
-from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import new_secret, write_private
+from simulations.deployment.layout import Deployment, new_secret, write_private
 
 _RUNS = 5  # newest runs on the page
 _ROUNDS = 10  # newest rounds of each

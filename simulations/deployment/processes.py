@@ -18,8 +18,7 @@ from pathlib import Path
 
 from fedrec.errors import EngineError
 from fedrec.runtime.process import Backoff, Fork
-from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import private_folder, write_private
+from simulations.deployment.layout import Deployment, private_folder, write_private
 from simulations.flower_commands import environment_with, groups_end, signal_groups
 
 SERVER = "simulations.deployment.superlink"

@@ -34,8 +34,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedrec.errors import EngineError
 from simulations import flower_commands
+from simulations.deployment.gateway import NodeSignature, as_sent
 from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import NodeSignature, as_sent
 from simulations.deployment.processes import check_container_user
 from simulations.deployment.supernode import (
     HEARTBEAT,

@@ -27,7 +27,7 @@ from fedrec.secure.session import Session
 from fedrec.secure.vector import digest_of, session_bits
 from server.cohort import call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
-from simulations.deployment.pki import Authority
+from simulations.deployment.layout import Authority
 from simulations.deployment.shards import cut
 from simulations.engines.grid import FIRST_NODE_ID, SerialGrid, contexts_of
 from tests.clients.device.test_device_node import files_of

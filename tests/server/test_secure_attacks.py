@@ -22,7 +22,7 @@ from fedrec.protocol.updates import dense_change
 from fedrec.secure import keys as masks
 from fedrec.secure.identity import Identity
 from server.cohort import Roster
-from simulations.deployment.pki import Authority
+from simulations.deployment.layout import Authority
 from simulations.engines.grid import FIRST_NODE_ID
 
 

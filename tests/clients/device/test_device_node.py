@@ -44,7 +44,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.serialization import from_the_network, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Secure
-from simulations.deployment.pki import Authority
+from simulations.deployment.layout import Authority
 from simulations.deployment.shards import cut
 
 NUMBERED = {"numbers": True}

@@ -25,8 +25,13 @@ from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
 from simulations.deployment.client import ClientPlan, _supernode_flags, client_processes, prepare
-from simulations.deployment.layout import Deployment, DeploymentConfig, add_nodes, initialise
-from simulations.deployment.pki import private_folder
+from simulations.deployment.layout import (
+    Deployment,
+    DeploymentConfig,
+    add_nodes,
+    initialise,
+    private_folder,
+)
 from simulations.deployment.processes import (
     SERVER,
     check_container_user,

@@ -20,8 +20,7 @@ import pytest
 
 from simulations.deployment import operator
 from simulations.deployment.client import ClientPlan, client_processes, prepare
-from simulations.deployment.layout import revoke
-from simulations.deployment.pki import Authority, NodeKey, new_secret, write_private
+from simulations.deployment.layout import Authority, NodeKey, new_secret, revoke, write_private
 from simulations.deployment.processes import environment_of
 from simulations.engines.flower import _app_folder
 from simulations.flower_commands import script

@@ -44,8 +44,9 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from simulations import flower_commands
-from simulations.deployment import pki, superlink, supernode
-from simulations.deployment.pki import Authority, NodeKey, write_private
+from simulations.deployment import gateway as proxy
+from simulations.deployment import superlink, supernode
+from simulations.deployment.layout import Authority, NodeKey, write_private
 from simulations.deployment.processes import flags
 from simulations.deployment.superlink import BELIEVED, POLL_PATH, _AnswerIdleNodes, _EmptyQueues
 from tests.simulations.deployment.federation import free_ports, until
@@ -520,11 +521,11 @@ def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):
 
 
 def test_headers_and_ages_of_signatures_are_flowers():
-    assert pki.TIMESTAMP == TIMESTAMP_HEADER
-    assert pki.PUBLIC_KEY == FLEET_HTTP_PUBLIC_KEY_HEADER
-    assert pki.SIGNATURE == FLEET_HTTP_SIGNATURE_HEADER
-    assert pki.EARLIEST == SYSTEM_TIME_TOLERANCE
-    assert pki.OLDEST == TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+    assert proxy.TIMESTAMP == TIMESTAMP_HEADER
+    assert proxy.PUBLIC_KEY == FLEET_HTTP_PUBLIC_KEY_HEADER
+    assert proxy.SIGNATURE == FLEET_HTTP_SIGNATURE_HEADER
+    assert proxy.EARLIEST == SYSTEM_TIME_TOLERANCE
+    assert proxy.OLDEST == TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
 
 def test_flower_answers_an_idle_node_at_once():

@@ -30,23 +30,21 @@ from clients.device.node import _identity
 from fedrec.errors import EngineError, RunError
 from fedrec.runtime.process import Fork
 from simulations.cli import app
-from simulations.deployment import gateway, operator, pki, superlink, supernode
+from simulations.deployment import gateway, layout, operator, superlink, supernode
 from simulations.deployment.client import ClientPlan, prepare
 from simulations.deployment.layout import (
+    Authority,
     Deployment,
     DeploymentConfig,
+    NodeKey,
     add_nodes,
+    days_left,
     days_of_certificates,
     initialise,
-    renew,
-    revoke,
-)
-from simulations.deployment.pki import (
-    Authority,
-    NodeKey,
-    days_left,
     new_secret,
     private_folder,
+    renew,
+    revoke,
     write_private,
 )
 from simulations.deployment.processes import Process, Supervisor
@@ -67,7 +65,7 @@ def made(tmp_path):
 def ending(monkeypatch):
     """Certificates that are issued within the block end after ten days."""
     with monkeypatch.context() as patch:
-        patch.setattr(pki, "_ISSUED_DAYS", 10)
+        patch.setattr(layout, "_ISSUED_DAYS", 10)
         yield patch
 
 
@@ -122,7 +120,7 @@ def ended(monkeypatch):
 
     def make(path, days):
         with monkeypatch.context() as patch:
-            patch.setattr(pki, days, -0.02)
+            patch.setattr(layout, days, -0.02)
             return initialise(path, DeploymentConfig.parse({"nodes": 2}, at="deployment"))
 
     return make
@@ -168,12 +166,12 @@ def test_a_call_from_a_clock_that_is_wrong_is_refused(made, seconds, fault):
     key = load_ssh_private_key((made.node(1) / "node.key").read_bytes(), None)
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
     timestamp = now.isoformat()
-    public = pki.as_sent((made.node(1) / "node.pub").read_bytes())
+    public = gateway.as_sent((made.node(1) / "node.pub").read_bytes())
     signature = key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
     headers = {
-        pki.PUBLIC_KEY: b64encode(public).decode(),
-        pki.SIGNATURE: b64encode(signature).decode(),
-        pki.TIMESTAMP: timestamp,
+        gateway.PUBLIC_KEY: b64encode(public).decode(),
+        gateway.SIGNATURE: b64encode(signature).decode(),
+        gateway.TIMESTAMP: timestamp,
     }
     found = gateway._NodeSignatures(made.path / "nodes").refusal(headers)
     assert found is None if fault is None else fault in found
@@ -216,7 +214,7 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
     key = (made.node(1) / "node.pub").read_bytes()
     seen = {"status": "online", "heartbeat_interval": 15.0, "online_until": 9.0}
     nodes = [
-        SimpleNamespace(node_id=3, name="a", public_key=pki.as_sent(key), **seen),
+        SimpleNamespace(node_id=3, name="a", public_key=gateway.as_sent(key), **seen),
         SimpleNamespace(node_id=4, name="b", public_key=b"another", **seen),
     ]
 
@@ -239,12 +237,12 @@ def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(gateway, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     known = gateway._NodeSignatures(made.path / "nodes")
-    key = pki.as_sent((made.node(2) / "node.pub").read_bytes())
+    key = gateway.as_sent((made.node(2) / "node.pub").read_bytes())
     assert known._knows(key)
     revoke(made, "node-2")
     clock[0] += gateway._FORGET + 1
     assert not known._knows(key)
-    assert known._knows(pki.as_sent((made.node(1) / "node.pub").read_bytes()))
+    assert known._knows(gateway.as_sent((made.node(1) / "node.pub").read_bytes()))
 
 
 def test_status_says_when_certificates_end(ending, tmp_path):
