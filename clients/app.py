@@ -148,12 +148,7 @@ def hello(message: Message, context: Context) -> Message:
     """Reply with the clients that this node hosts."""
     node = node_of(context)
     presence = Presence(
-        node.partition,
-        node.training,
-        node.evaluated,
-        node.work,
-        node.paths,
-        node.validated,
+        node.partition, node.training, node.evaluated, node.work, node.paths, node.validated
     )
     return Message(pack_presence(presence), reply_to=message)
 

@@ -143,9 +143,7 @@ Shapes = Mapping[str, _SentShape]
 
 
 def shapes_of(
-    theta: Mapping[str, np.ndarray],
-    protection: Protection | None,
-    symmetric: Collection[str] = (),
+    theta: Mapping[str, np.ndarray], protection: Protection | None, symmetric: Collection[str] = ()
 ) -> dict[str, _SentShape]:
     """Sent shape of each parameter, by name, in order.
 

@@ -115,10 +115,7 @@ class DeployedFederation(Federation):
         return self.discovery.wait_for(self.experiment.engine.nodes or 1)
 
     def _valid(
-        self,
-        messages: Sequence[Message],
-        replies: list[Message],
-        theta: Mapping[str, np.ndarray],
+        self, messages: Sequence[Message], replies: list[Message], theta: Mapping[str, np.ndarray]
     ) -> list[Message]:
         return self.validator.trained(messages, replies, theta)
 

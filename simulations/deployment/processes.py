@@ -89,9 +89,7 @@ def flags(**values: object) -> tuple[str, ...]:
 def executor_flags(address: str, authority: Path, secret: Path) -> tuple[str, ...]:
     """Flags of an executor of the server or a node."""
     return flags(
-        runtime_api_address=address,
-        root_certificates=authority,
-        superexec_auth_secret_file=secret,
+        runtime_api_address=address, root_certificates=authority, superexec_auth_secret_file=secret
     )
 
 

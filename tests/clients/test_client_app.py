@@ -405,11 +405,7 @@ def evaluate_order(*clients, **step):
 def test_metrics_of_known_scores(evaluation_node, evaluated_theta):
     """Item 5 ranks first for all clients. Held out: 2 of client 0 (never seen: 4, 5), 4 of client 1
     (2, 3, 5), 0 of client 2."""
-    table = metrics_of(
-        evaluation_node(),
-        evaluated_theta,
-        evaluate_order(epochs=0),
-    )
+    table = metrics_of(evaluation_node(), evaluated_theta, evaluate_order(epochs=0))
     assert table.index.tolist() == [0, 1, 2]
     assert table["hits@1"].tolist() == [0, 0, 0]
     assert table["hits@2"].tolist() == [0, 1, 0]
@@ -427,12 +423,7 @@ def test_whole_lists_leave_out_known_items(evaluation_node, evaluated_theta):
         evaluated_theta["layer0.bias"] + 10
     )  # hidden units stay positive
     assert (
-        metrics_of(
-            evaluation_node(),
-            evaluated_theta,
-            evaluate_order(epochs=0),
-        ).loc[0, "mrr"]
-        == 1
+        metrics_of(evaluation_node(), evaluated_theta, evaluate_order(epochs=0)).loc[0, "mrr"] == 1
     )
 
 
@@ -451,11 +442,7 @@ def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(evaluation_node,
 
 
 def test_groups_are_columns_of_zeros_and_ones(evaluation_node, evaluated_theta):
-    table = metrics_of(
-        evaluation_node(),
-        evaluated_theta,
-        evaluate_order(epochs=0),
-    )
+    table = metrics_of(evaluation_node(), evaluated_theta, evaluate_order(epochs=0))
     assert table["group:inactive"].tolist() == [0, 0, 1]
     assert table["group:active"].tolist() == [1, 1, 0]
     assert table["group:gender=F"].tolist() == [1, 0, 1]
@@ -488,15 +475,11 @@ def test_private_parameters_take_part_in_the_evaluation(evaluation_node, evaluat
     client's."""
     made = evaluation_node("step.private-parameters=['layer1.bias']", task="rating")
     before = metrics_of(
-        made,
-        evaluated_theta,
-        evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]}),
+        made, evaluated_theta, evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]})
     )
     train_clients(made, evaluated_theta, TrainOrder(1, np.array([2])))
     after = metrics_of(
-        made,
-        evaluated_theta,
-        evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]}),
+        made, evaluated_theta, evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]})
     )
     changed = (before["mae"] != after["mae"]).to_dict()
     assert changed == {0: False, 1: False, 2: True, 3: False}
@@ -542,11 +525,7 @@ def test_each_client_starts_from_what_it_saved_or_drew(
 def test_rating_errors_of_known_predictions(evaluation_node, evaluated_theta):
     """Predictions are item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5;
     client 2: 0 rated 5."""
-    table = metrics_of(
-        evaluation_node(task="rating"),
-        evaluated_theta,
-        evaluate_order(epochs=0),
-    )
+    table = metrics_of(evaluation_node(task="rating"), evaluated_theta, evaluate_order(epochs=0))
     np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
     np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])
     assert table["rows"].tolist() == [2, 2, 1, 1]

@@ -57,9 +57,7 @@ def test_a_table_of_few_rows_is_sent_whole(theta):
     shapes = vector.shapes_of({"w": theta["w"]}, None)
     rows = SparseUpdate((2, 3), np.array([1]), np.ones((1, 3)), drift=-0.5)
     found = vector.decoded(
-        vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, 40, 1),
-        shapes,
-        40,
+        vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, 40, 1), shapes, 40
     )
     np.testing.assert_allclose(
         found.total["w"], -0.5 * theta["w"].astype(float) + [[0] * 3, [1] * 3], atol=2**-40

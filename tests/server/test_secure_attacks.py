@@ -306,10 +306,7 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
     forged = {
         "another's": (proofs[1], "not signed by its node"),
         "a server's certificate": (false_server.proof(statement), "not for use by a node"),
-        "one of an authority of that name": (
-            twin.proof(statement),
-            "not signed by the authority",
-        ),
+        "one of an authority of that name": (twin.proof(statement), "not signed by the authority"),
         "another authority's": (unknown.proof(statement), "not signed by the authority"),
         "nothing": (b"", "needs a certificate and a signature"),
         "rubbish": (b"\x00" * 50, "."),

@@ -284,10 +284,7 @@ def test_rounds_are_those_of_the_experiment(victim, number):
 
 @pytest.mark.parametrize(
     ("overrides", "changes"),
-    [
-        (COUNTS, {"noise_scale": 0.7072}),
-        (IN_ALL_ROUNDS, {"clip_norm": 1.0, "noise_scale": 5.0}),
-    ],
+    [(COUNTS, {"noise_scale": 0.7072}), (IN_ALL_ROUNDS, {"clip_norm": 1.0, "noise_scale": 5.0})],
 )
 def test_enough_noise_is_accepted(victim, overrides, changes):
     node = victim(*overrides, "sampler.name=full")
@@ -390,10 +387,7 @@ SECTIONS = {
     "step": {"step": {"name": "{}", "epochs": 1}},
     "fine-tune": {"evaluation": {"fine-tune": {"name": "{}"}}},
     "stage": {
-        "strategy": {
-            "name": "two-stage",
-            "stage-one": {"rounds": 1, "step": {"name": "{}"}},
-        }
+        "strategy": {"name": "two-stage", "stage-one": {"rounds": 1, "step": {"name": "{}"}}}
     },
 }
 
