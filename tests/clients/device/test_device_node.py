@@ -46,6 +46,7 @@ from fedrec.protocol.updates import dense_change
 from fedrec.rng import Secure
 from simulations.deployment.layout import Authority
 from simulations.deployment.shards import cut
+from tests import systems
 
 NUMBERED = {"numbers": True}
 
@@ -337,13 +338,20 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
     assert unpack_sum(from_the_network(answer)).clients == len(node.training)
 
 
-def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
-    experiment = load_tiny("engine.path=reference")
+@pytest.mark.parametrize(
+    "system",
+    [("engine.path=reference",), systems.SASREC, systems.GRU4REC, systems.TRANSITIONS],
+    ids=["mf", "sasrec", "gru4rec", "transitions"],
+)
+def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards, system):
+    """Also of systems with order, whose nodes read the times of their own data."""
+    experiment = load_tiny(*system)
+    cut(experiment, shards)
     for place, folder in enumerate(shards):
         simulated = Node(experiment, place, 2, None)
         nodes = own(experiment, folder, partition_id=place, **NUMBERED), simulated
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
-        assert assert_same_sums(nodes, theta, TrainOrder(3, simulated.training)) > 0
+        assert assert_same_sums(nodes, theta, TrainOrder(1, simulated.training)) > 0
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
