@@ -496,6 +496,12 @@ class ClientArrays:
             {name: value[rows] for name, value in self.rows.items()},
         )
 
+    def arranged(self, indices: np.ndarray) -> ClientArrays:
+        """Select like `take`, at positions `int64 [n]`, but without a copy if these are all clients
+        in their order, as within one part."""
+        in_order = np.array_equal(indices, np.arange(len(self.requests.clients)))
+        return self if in_order else self.take(indices)
+
     @classmethod
     def joined(cls, parts: Sequence[ClientArrays]) -> ClientArrays:
         """Join several parts; clients are ascending, and missing parameters zero. A table with rows
@@ -507,9 +513,7 @@ class ClientArrays:
         counts = [len(part.requests.clients) for part in parts]
         values = _filled([part.values for part in parts], counts)
         rows = _filled([part.rows for part in parts], [len(p.requests.items) for p in parts])
-        whole = cls(requests, values, rows)
-        in_order = np.array_equal(order, np.arange(len(order)))  # as within one part
-        return whole if in_order else whole.take(order)
+        return cls(requests, values, rows).arranged(order)
 
     def _with_rows(self, names: Collection[str]) -> ClientArrays:
         """Convert whole tables to rows, so that all tables have rows."""
