@@ -220,7 +220,8 @@ class NodeActor:
         gc.collect(1)  # messages before, which contain themselves and hold arrays of the store
         metadata, content = pickle.loads(packed)
         large = dict(zip(names, records, strict=True))
-        message = Message(RecordDict({**content, **large}), metadata=metadata)
+        full = RecordDict({**content, **large})
+        message = Message(full, metadata=metadata)  # type: ignore[call-overload]
         return answer_or_error(message, self._work)
 
     def _work(self, message: Message) -> Message:
