@@ -50,7 +50,7 @@ ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/s
 # Bytecode of what is imported, and of nothing else: a container may not write it, and would make it
 # at each start.
 RUN FEDREC_CACHE=/tmp/cache python -c "import simulations.cli, server.run, simulations.deployment.operator; \
-        from simulations.deployment import entry; entry.import_everything()" \
+        from simulations.deployment.supernode import import_everything; import_everything()" \
     && rm -rf /tmp/cache
 ENV PYTHONDONTWRITEBYTECODE=1
 USER fedrec

@@ -25,8 +25,7 @@ from benchmarks.processes import processes, pss_mib
 from fedrec.experiment.loading import load as load_experiment
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import launch, operator
-from simulations.deployment.initialise import initialise
-from simulations.deployment.layout import Deployment, DeploymentConfig
+from simulations.deployment.layout import Deployment, DeploymentConfig, initialise
 from simulations.deployment.shards import cut_for
 
 

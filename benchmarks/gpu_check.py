@@ -53,7 +53,7 @@ from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 from fedrec.experiment.schema import Experiment  # noqa: E402
-from fedrec.protocol.orders import TrainOrder  # noqa: E402
+from fedrec.protocol.messages import TrainOrder  # noqa: E402
 from simulations.studies.declaration import shrunk  # noqa: E402
 from tests.second_device import DEVICE, SecondDevice  # noqa: E402
 

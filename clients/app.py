@@ -24,6 +24,10 @@ from clients.secure import channel_key, masked_sum, share, unmask
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import (
+    EvaluateOrder,
+    ItemQuery,
+    Presence,
+    TrainOrder,
     check_settings,
     pack_arrays,
     pack_each,
@@ -37,7 +41,6 @@ from fedrec.protocol.messages import (
     unpack_order,
     writable_arrays,
 )
-from fedrec.protocol.orders import EvaluateOrder, ItemQuery, Presence, TrainOrder
 from fedrec.protocol.secure import ShareOrder, UnmaskOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.protocol.updates import apply_changes
@@ -46,7 +49,7 @@ MOST_SECONDS = 3600.0
 """CPU seconds after which a real node's process for one message is ended."""
 
 
-def is_real(context: Context) -> bool:
+def _is_real(context: Context) -> bool:
     """True if a context belongs to a real node; decided by the node's configuration, not the
     server."""
     return "private-dir" in context.node_config
@@ -58,7 +61,7 @@ def node_of(context: Context) -> Node:
     Reads `partition-id` and `num-partitions` from the node configuration and the experiment from
     the run configuration; real nodes are made by `clients.device.node`.
     """
-    if is_real(context):
+    if _is_real(context):
         return device_node_of(context)
     given = context.run_config
     config = context.node_config
@@ -76,7 +79,7 @@ def _node(experiment: str, partition: int, nodes: int, output: str) -> Node:
 
 
 @contextmanager
-def ended_after(processor: float, elapsed: float) -> Iterator[None]:
+def _ended_after(processor: float, elapsed: float) -> Iterator[None]:
     """End this process after `processor` seconds of CPU time of all threads (by the signal
     SIGVTALRM) or `elapsed` seconds (SIGALRM); 0: no limit.
 
@@ -92,7 +95,7 @@ def ended_after(processor: float, elapsed: float) -> Iterator[None]:
             signal.setitimer(timer, *earlier)
 
 
-def seconds_left(sent: float, lives: float, now: float) -> float:
+def _seconds_left(sent: float, lives: float, now: float) -> float:
     """Seconds until the deadline for the reply to a message.
 
     Args:
@@ -114,16 +117,16 @@ ClientAppCallable = Callable[[Message, Context], Message]
 def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Decode messages to a real node, and remove error texts from its replies: an error may quote
     the node's files, or reveal which files exist, so its text stays in the node's log."""
-    if not is_real(context):
+    if not _is_real(context):
         return call_next(message, context)
     sent = message.metadata.created_at
-    left = seconds_left(sent, message.metadata.ttl, time.time())
+    left = _seconds_left(sent, message.metadata.ttl, time.time())
     try:
         with at_multiples_of(Policy.of(context.node_config).reply_seconds):
             if message.has_content():
                 check_settings(message.metadata.message_type, message.content)
                 from_the_network(message.content)
-            with ended_after(MOST_SECONDS, left):
+            with _ended_after(MOST_SECONDS, left):
                 answer = call_next(message, context)
     except RefusalError:
         raise
@@ -145,12 +148,7 @@ def hello(message: Message, context: Context) -> Message:
     """Reply with the clients that this node hosts."""
     node = node_of(context)
     presence = Presence(
-        node.partition,
-        node.training,
-        node.evaluated,
-        node.work,
-        node.paths,
-        node.validated,
+        node.partition, node.training, node.evaluated, node.work, node.paths, node.validated
     )
     return Message(pack_presence(presence), reply_to=message)
 

@@ -15,18 +15,17 @@ from torch import Tensor
 
 from clients.node import Node, PathName, TrainingPath
 from clients.step import PrivateParameters, Step, private_names, replaced_names
-from clients.step_checks import check_block
 from clients.steps.descent import Update
 from clients.steps.statistics import SufficientStatistics
-from fedrec.components.errors import file_of, line_of, named
+from fedrec.components.errors import file_of, line_of, named, refuse_other_arrays, refuse_wrong
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.errors import ClientError, FedrecError
 from fedrec.experiment.tables import EngineConfig
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.updates import ClientArrays, ItemRequests
 from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block, OwnData
-from fedrec.training.results import BlockUpdate
+from fedrec.training.results import BlockChange, BlockUpdate, ChangedRows, Dense
 
 MOST_CLIENTS = 16_384
 """Largest number of clients whose batches, some 7 KB each, are in memory together."""
@@ -306,7 +305,7 @@ class _Training:
             trained = train(self.parameters, block, *arguments)
         whose = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
         doing = f"for {whose} (round {self.round}, {self.node.name})"
-        check_block(self.step, trained, self.parameters, doing)
+        _check_block(self.step, trained, self.parameters, doing)
         return trained
 
     @contextmanager
@@ -435,3 +434,31 @@ def private_parameters(
             for value in values.values():
                 value[position] = step.config.private_std * random.standard_normal(value.shape[1:])
     return to_device(values, node.device)
+
+
+def _check_block(step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str) -> None:
+    """Check that a trained block has updates of known parameters, in their shapes.
+
+    Raises:
+        ComponentError: it is none, or has other parameters.
+    """
+    if not isinstance(trained, BlockUpdate):
+        expected = "a fedrec.training.results.BlockUpdate"
+        refuse_wrong("step", step, doing, expected=expected, got=type(trained).__name__)
+        return
+    if step.generated:
+        return
+    cohort, rows = trained.block.touched.shape
+    values: dict[str, object] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, change in trained.changes.items():
+        shape = tuple(parameters[name].shape) if name in parameters else None
+        if not isinstance(change, BlockChange) or shape is None:
+            values[name] = change  # which has none of the expected names or shapes
+        elif isinstance(change, Dense):
+            values[name] = change.values
+            shapes[name] = (cohort, *shape)
+        elif isinstance(change, ChangedRows) and change.values.dim() == 3:
+            values[name] = change.values
+            shapes[name] = (cohort, rows, *shape[1:])
+    refuse_other_arrays("step", step, doing, values, shapes)

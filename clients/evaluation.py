@@ -27,8 +27,8 @@ from fedrec.evaluation.tables import Evaluated, known_means
 from fedrec.experiment.sections import Section
 from fedrec.metrics.base import RatedBlock
 from fedrec.models.base import HistoryModel, Parameters
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, ItemQuery
+from fedrec.protocol.messages import EvaluateOrder, HeldOutPart, ItemQuery
+from fedrec.protocol.updates import ClientArrays, ItemRequests
 
 _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB

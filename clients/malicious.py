@@ -87,7 +87,7 @@ class MaliciousBlock:
         )
 
 
-class MaliciousStep(Step):
+class _MaliciousStep(Step):
     """Sends what an attack computes.
 
     Args:
@@ -191,4 +191,4 @@ def malicious_workers(
         together=max(1, round(min(1.0, cohort / everyone) * len(known.malicious))),
         round=round_number,
     )
-    yield MaliciousStep(step, attack, view), clients
+    yield _MaliciousStep(step, attack, view), clients

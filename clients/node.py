@@ -8,10 +8,11 @@ node in every round, so its private state can stay there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -23,11 +24,11 @@ from torch import Tensor
 from clients.malicious import assigned, malicious_workers
 from clients.participation import Participation
 from clients.step import Step, Train, keeps_state, private_names
-from clients.step_checks import check_plugin_model, check_private_patterns, settings_at
 from clients.steps.statistics import SufficientStatistics
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.components import registry
-from fedrec.components.errors import component_errors, named
+from fedrec.components.errors import component_errors, finite, named, refuse_wrong
+from fedrec.config import did_you_mean, fits
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
@@ -35,8 +36,8 @@ from fedrec.evaluation.tables import Metrics, user_groups
 from fedrec.experiment.schema import FINE_TUNE, Experiment
 from fedrec.experiment.sections import Section, component_of, component_settings
 from fedrec.experiment.tables import EngineConfig
-from fedrec.models.base import Model
-from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
+from fedrec.models.base import HistoryModel, Model
+from fedrec.protocol.messages import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class TrainingPath:
         return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
-def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
+def _training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
     """The fastest path that a step, a model and the engine's settings allow.
 
     Item tables that stay on the device take `reference` whatever `engine.path` says; steps that
@@ -80,7 +81,7 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
     """
     if engine.path == "reference":
         return TrainingPath("reference")
-    kernel = kernel_of(step)
+    kernel = _kernel_of(step)
     if step.generated and isinstance(kernel, str):
         return TrainingPath("blocks")
     if private_names(step, model.item_tables):
@@ -108,7 +109,7 @@ _REPLACED = ("batches", "block", "train_block", "objective", "trained", "setting
 """What native code does, or reads, itself."""
 
 
-def kernel_of(step: Step) -> Train | str:
+def _kernel_of(step: Step) -> Train | str:
     """The result of `Step.in_kernel`, unless a subclass overrides a method that the kernel
     replaces."""
     replaced = [name for name in _REPLACED if hasattr(type(step), name)]
@@ -168,14 +169,9 @@ class Node:
         """All local steps that its clients may be ordered to run, by the key of their settings."""
         return self.experiment.steps()
 
-    @property
-    def steps(self) -> list[Section]:
-        """All local steps that its clients may be ordered to run."""
-        return list(self.named_steps.values())
-
     def path(self, step: Step) -> TrainingPath:
         """The training path of a step."""
-        return training_path(step, self.model, self.experiment.engine)
+        return _training_path(step, self.model, self.experiment.engine)
 
     def products(self) -> AbstractContextManager[object]:
         """Context manager that sets the precision of matrix products to that of the experiment."""
@@ -190,7 +186,7 @@ class Node:
     def model(self) -> Model:
         """The model of the experiment."""
         schema = self.population.schema()
-        return check_plugin_model(component_of(registry.MODEL, self.experiment.model, schema))
+        return _check_plugin_model(component_of(registry.MODEL, self.experiment.model, schema))
 
     @cached_property
     def training(self) -> np.ndarray:
@@ -218,14 +214,19 @@ class Node:
         left_out = (
             compression is not None and component_of(registry.COMPRESSION, compression).keeps_error
         )
-        if left_out or any(keeps_state(self.step(section)) for section in self.steps):
+        if left_out or any(
+            keeps_state(self.step(section)) for section in self.named_steps.values()
+        ):
             return None
         return self.population.counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:
         """The training path of each of the experiment's steps, by the step's name."""
-        return {section.name: str(self.path(self.step(section))) for section in self.steps}
+        return {
+            section.name: str(self.path(self.step(section)))
+            for section in self.named_steps.values()
+        }
 
     def check(
         self,
@@ -272,7 +273,7 @@ class Node:
         prepared: dict[str, Step] = {}
         tuned = self.experiment.fine_tune_step()
         for key, section in (*self.named_steps.items(), (FINE_TUNE, tuned)):
-            with settings_at(key):
+            with _settings_at(key):
                 step = prepared[key] = self.step(section)
                 added = step.prepare(parameters, torch_stream(seed, "init-added"))
             if key == FINE_TUNE:  # which adds none
@@ -286,7 +287,7 @@ class Node:
                         fix="give the steps equal settings, such as `hidden`",
                     )
         for key, step in prepared.items():
-            with settings_at(key):
+            with _settings_at(key):
                 check_private_patterns(step, list(parameters))
                 self.path(step)
         return parameters
@@ -342,3 +343,77 @@ class Node:
 
     def _hosted(self, clients: np.ndarray) -> np.ndarray:
         return clients[clients % self.nodes == self.partition]
+
+
+# Checks of steps and models, whose errors name the file of the component.
+
+
+def check_private_patterns(step: Step, names: Sequence[str]) -> None:
+    """Check that each pattern of private parameters matches one, because the intended parameters
+    would be sent otherwise, and that they do not match all, because nothing would be learned
+    together.
+
+    Raises:
+        ExperimentError: a pattern matches none, or they match all.
+    """
+    for pattern in step.private:
+        if not any(fits(name, (pattern,)) for name in names):
+            raise ExperimentError(
+                f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
+                expected="patterns of the model's parameters",
+                fix=did_you_mean(pattern, names),
+            )
+    if step.private and not set(names) - set(private_names(step, names)):
+        raise ExperimentError(
+            "all parameters are private: 'step.private-parameters' leaves none to share",
+            expected="patterns that leave out at least one of the model's parameters",
+            got=", ".join(map(repr, step.private)),
+            fix=f"the model's parameters are {', '.join(map(repr, names))}",
+        )
+
+
+@contextmanager
+def _settings_at(key: str) -> Iterator[None]:
+    """Errors about the settings of a step name them by the key of the step's table, such as
+    `evaluation.fine-tune.rates` for `step.rates`."""
+    try:
+        yield
+    except ExperimentError as error:
+        texts = (error.problem, error.expected, error.got, error.fix)
+        problem, *rest = (re.sub(r"\bstep\.", f"{key}.", text or "") or None for text in texts)
+        expected, got, fix = rest
+        raise ExperimentError(problem or "", expected=expected, got=got, fix=fix) from None
+
+
+def _check_plugin_model(model: Model) -> Model:
+    """A plug-in model, tested once: initial parameters and a few predictions.
+
+    Raises:
+        ComponentError: shapes or numbers are wrong.
+    """
+    if registry.ours(registry.MODEL, type(model)):
+        return model
+    doing = "in its trial"
+    wrong = partial(refuse_wrong, "model", model, doing)
+    with component_errors("model", model, doing):
+        initial = model.initial(torch.Generator().manual_seed(0))
+        tables = initial.values() if isinstance(initial, dict) and initial else [None]
+        if not all(isinstance(v, Tensor) and v.dtype == torch.float32 for v in tables):
+            wrong(expected="float32 tensors by name from `initial`", got=repr(initial)[:200])
+        for name, value in initial.items():
+            if not finite(value):
+                wrong(expected="finite initial parameters", got=f"others in {name!r}")
+        if isinstance(model, HistoryModel):
+            return model
+        both = {name: value.expand(2, *value.shape).clone() for name, value in initial.items()}
+        users = tuple(torch.zeros(2, 1, dtype=torch.int64) for _ in model.schema.user_features)
+        with torch.no_grad():
+            predicted = model.predict(both, users, torch.zeros(2, 3, dtype=torch.int64))
+        shape = (
+            tuple(predicted.shape) if isinstance(predicted, Tensor) else type(predicted).__name__
+        )
+        if shape != (2, 3):
+            wrong(expected="predictions [2, 3] for 3 items of 2 clients", got=str(shape))
+        if not finite(predicted):
+            wrong(expected="finite predictions", got="NaN or infinity")
+    return model

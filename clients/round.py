@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from clients.blocks import to_device, train_in_blocks
-from clients.node import Node
+from clients.node import Node, check_private_patterns
 from clients.participation import permitted
 from clients.step import Step, private_names, replaced_names
-from clients.step_checks import check_finite_sum, check_private_patterns
 from clients.storage import Arrays
 from clients.sums import CompressedUpdates, UpdateSum
+from fedrec.components.errors import finite, named
 from fedrec.components.registry import MODEL, STEP, ours, resolve
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import rounds_before_last_phase, step_table, symmetric_of
 from fedrec.experiment.sections import Section
 from fedrec.models.base import is_generated
 from fedrec.privacy.personal import PersonalNoise
-from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.messages import TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.updates import ClientArrays, SparseUpdate
 from fedrec.rng import stream
 from fedrec.training.block import Block
 from fedrec.training.results import BlockUpdate
@@ -82,7 +82,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     _save_private(node, private, order.round)
     reply = total.sum()
     if order.protection is None and not hides_failures:
-        check_finite_sum(work.step, reply, work.clients.tolist(), order.round)
+        _check_finite_sum(work.step, reply, work.clients.tolist(), order.round)
     return reply
 
 
@@ -312,3 +312,24 @@ def only_reads(node: Node, order: TrainOrder) -> bool:
 def _section(node: Node, order: TrainOrder) -> Section:
     table = order.step if order.step is not None else step_table(node.experiment.step)
     return Section.model_validate({**table, **(order.overrides or {})})
+
+
+def _check_finite_sum(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
+    """Check that no sum has NaN or infinity.
+
+    Raises:
+        ClientError: one has; names the step, its file and the clients.
+    """
+    for name, change in reply.total.items():
+        values = change.values if isinstance(change, SparseUpdate) else change
+        if not finite(values):
+            whose = (
+                f"client {clients[0]}" if len(clients) == 1 else f"some of {len(clients)} clients"
+            )
+            raise ClientError(
+                f"training diverged in round {round_}",
+                expected="finite updates",
+                got=f"NaN or infinity in {name!r} from {named('step', step)}, {whose}",
+                fix="lower step.learning-rate or strategy.server-lr, or fix that file; "
+                "the previous checkpoint is intact",
+            )

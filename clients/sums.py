@@ -17,7 +17,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import SentUpdate, TrainSum, Weighting
+from fedrec.protocol.messages import SentUpdate, TrainSum, Weighting
 from fedrec.protocol.updates import (
     Change,
     SparseAccumulator,

@@ -24,8 +24,8 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import Presence
+from fedrec.protocol.updates import ItemRequests
 from fedrec.rng import secure_fixed_size, secure_poisson
 from fedrec.runtime.files import parse_json
 from server.checkpoint import RunExtension

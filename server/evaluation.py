@@ -22,8 +22,7 @@ from fedrec.experiment.phases import rounds_before_last_phase, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EarlyStoppingConfig
-from fedrec.protocol.messages import pack_order, unpack_table
-from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
+from fedrec.protocol.messages import EvaluateOrder, HeldOutPart, Purpose, pack_order, unpack_table
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.runtime.ragged import strip_prefix
 from server.checkpoint import RunExtension, State

@@ -24,12 +24,12 @@ from fedrec.protocol.messages import (
     ARRAYS,
     CONFIG,
     INITIAL,
+    TrainOrder,
     pack_sum,
     read_arrays,
     unpack_order,
     unpack_sum,
 )
-from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix

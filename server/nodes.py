@@ -18,9 +18,17 @@ from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, EngineError, RefusalError
 from fedrec.experiment.tables import EngineConfig
-from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.protocol.messages import HELLO, ITEMS, pack_order, read_arrays, unpack_presence
-from fedrec.protocol.orders import ItemQuery, Presence, Purpose
+from fedrec.protocol.messages import (
+    HELLO,
+    ITEMS,
+    ItemQuery,
+    Presence,
+    Purpose,
+    pack_order,
+    read_arrays,
+    unpack_presence,
+)
+from fedrec.protocol.updates import ItemRequests
 from fedrec.runtime.files import MOST_JSON, parse_json
 from fedrec.runtime.ragged import distinct
 from server.checkpoint import RunExtension

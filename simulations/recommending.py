@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from server.evaluation import ending
 
 from clients.blocks import to_device
 from clients.evaluation import client_scorer
@@ -40,6 +39,7 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import check_ids, read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
+from server.evaluation import ending
 
 _CELLS = 4_000_000  # users times items that are scored at once
 

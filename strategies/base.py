@@ -26,12 +26,21 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase
 from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.messages import pack_order, unpack_each, unpack_sum
-from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, TrainSum, Weighting
+from fedrec.protocol.messages import (
+    Reply,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
+    Weighting,
+    pack_order,
+    unpack_each,
+    unpack_sum,
+)
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import (
     Change,
+    ClientArrays,
+    ItemRequests,
     SparseUpdate,
     added,
     apply_changes,

@@ -26,7 +26,7 @@ import numpy as np
 
 from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
-from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.messages import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, numbers_in, scaled
 from fedrec.rng import NoiseSource
 

@@ -20,9 +20,9 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
 from fedrec.models.metamf import generate
 from fedrec.nn.layers import SGD, Adam
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.messages import TrainEach
 from fedrec.protocol.serialization import to_record
+from fedrec.protocol.updates import ClientArrays, ItemRequests
 from strategies.base import (
     Aggregate,
     Cohorts,

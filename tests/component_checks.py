@@ -24,7 +24,7 @@ from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import Mechanism, cost_of, has_memory, longest_noise
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import Change, SparseUpdate, dense_change, network_bytes
 from fedrec.rng import NoiseSource, Reproducible, Secure, stream
 from server.samplers import Sampler

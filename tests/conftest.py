@@ -229,7 +229,7 @@ def first_sums():
     import numpy as np
 
     from clients.round import train_clients
-    from fedrec.protocol.orders import TrainOrder
+    from fedrec.protocol.messages import TrainOrder
     from fedrec.protocol.updates import dense_change
     from fedrec.rng import torch_stream
 

@@ -47,7 +47,7 @@ MOST_LINES = 500
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = tuple(
     Path("simulations", *name.split("/"))
-    for name in ("engines/grid.py", "deployment/flower.py", "deployment/flower_patches.py")
+    for name in ("engines/grid.py", "deployment/superlink.py", "deployment/supernode.py")
 )
 
 
@@ -260,7 +260,7 @@ RIGHT = [
     ("clients/app.py", "from flwr.clientapp import ClientApp\nimport clientship"),
     ("server/run.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
     ("simulations/engines/grid.py", TASK_IDENTITY),
-    ("simulations/deployment/flower.py", CONTROL),
+    ("simulations/deployment/superlink.py", CONTROL),
     ("simulations/runner.py", "import ray\nfrom server.run import execute\nimport clients.app"),
 ]
 

@@ -22,7 +22,7 @@ from clients.node import Node
 from clients.round import train_clients
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.messages import EvaluateOrder, TrainOrder
 from fedrec.protocol.updates import dense_change
 
 Numbers = dict[str, np.ndarray]

@@ -33,7 +33,7 @@ from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.privacy.plan import least_client_noise
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.messages import EvaluateOrder, TrainOrder
 
 # Cost of the noise that a user's device adds itself, for the owner's limit over all runs.
 #

@@ -81,7 +81,7 @@ def _rows_and_values(change: Change) -> tuple[np.ndarray | None, np.ndarray]:
     return None, np.asarray(change, dtype=np.float64)
 
 
-def placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...]) -> Change:
+def _placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...]) -> Change:
     """Make a change of a parameter from rows `int64 [R]`, None for all rows, and values `[R,
     ...]`."""
     if rows is None:
@@ -89,15 +89,10 @@ def placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...]) 
     return SparseUpdate(shape, rows.astype(np.int64), values.reshape(len(rows), *shape[1:]))
 
 
-def with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -> Payload:
+def _with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -> Payload:
     """Add row numbers `int64 [R]` to the payload of a parameter of that shape, unless they are all
     rows."""
     return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
-
-
-def _values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape `(R, ...)` of the values in a payload of `with_rows`."""
-    return (len(payload["rows"]), *shape[1:]) if "rows" in payload else shape
 
 
 def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
@@ -193,12 +188,14 @@ Bits = Literal[2, 4, 8, 32]
 """Bits per number; 32: uncompressed."""
 
 
-def steps_of(bits: Bits) -> int:
+def _steps_of(bits: Bits) -> int:
     """Number of steps on either side of zero, with 2, 4 or 8 bits."""
     return 2 ** (bits - 1) - 1
 
 
-def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> dict[str, np.ndarray]:
+def _quantised(
+    values: np.ndarray, bits: Bits, random: np.random.Generator
+) -> dict[str, np.ndarray]:
     """Quantise values `[rows, ...]`; those of one dimension are one row.
 
     Args:
@@ -213,18 +210,18 @@ def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> di
     if bits == 32:
         return {"values": values.astype(np.float32)}
     rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
-    steps = steps_of(bits)
+    steps = _steps_of(bits)
     scales = _scales_of(rows)
     units = np.divide(rows, scales[:, None], out=np.zeros_like(rows), where=scales[:, None] > 0)
     codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
     return {"codes": _packed(codes.ravel().astype(np.uint8), bits), "scales": scales}
 
 
-def restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits) -> np.ndarray:
-    """Restore the values `float64 [rows, ...]` from `quantised`."""
+def _restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits) -> np.ndarray:
+    """Restore the values `float64 [rows, ...]` from `_quantised`."""
     if bits == 32:
         return sent["values"].astype(np.float64).reshape(shape)
-    steps = steps_of(bits)
+    steps = _steps_of(bits)
     codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
     rows = codes.reshape(_rows_of(shape))
     return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
@@ -278,12 +275,13 @@ class Rounding(Compression):
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Encode as codes and scales, with row numbers if only some rows changed."""
         rows, values = _rows_and_values(change)
-        return with_rows(rows, quantised(values, self.config.bits, random), change.shape)
+        return _with_rows(rows, _quantised(values, self.config.bits, random), change.shape)
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """Decode to the rounded values."""
-        values = restored(payload, _values_shape(payload, shape), self.config.bits)
-        return placed(payload.get("rows"), values, shape)
+        rows = payload.get("rows")
+        sent = shape if rows is None else (len(rows), *shape[1:])
+        return _placed(rows, _restored(payload, sent, self.config.bits), shape)
 
 
 # The largest rows of an update; the rest is added to the client's next update (Stich,
@@ -325,14 +323,17 @@ class TopK(Compression):
         length = change.shape[0] if change.shape else 1
         # numbers of a vector share one scale
         chosen = flat[largest] if values.ndim > 1 else flat[largest, 0]
-        return {"rows": row_numbers(numbers, length), **quantised(chosen, self.config.bits, random)}
+        return {
+            "rows": row_numbers(numbers, length),
+            **_quantised(chosen, self.config.bits, random),
+        }
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """Decode the rows that were sent; all others do not change."""
         rows = payload["rows"]
-        values = restored(payload, (len(rows), *shape[1:]), self.config.bits)
+        values = _restored(payload, (len(rows), *shape[1:]), self.config.bits)
         if len(shape) > 1:
-            return placed(rows, values, shape)
+            return _placed(rows, values, shape)
         whole = np.zeros(max(1, math.prod(shape)))
         whole[rows.astype(np.int64)] = values
         return whole.reshape(shape)

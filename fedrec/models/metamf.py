@@ -36,7 +36,7 @@ from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters, Users
 from fedrec.nn.layers import gather_rows, single_output
-from fedrec.protocol.client_arrays import ItemRequests
+from fedrec.protocol.updates import ItemRequests
 
 _HEADS = ("layer0", "layer1", "item")
 

@@ -93,7 +93,7 @@ _NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
 _PACKED = "#packed"
 
 
-class ZeroCopyArray(Array):
+class _ZeroCopyArray(Array):
     """Flower array that holds numpy memory and becomes bytes only when sent to another machine.
 
     Args:
@@ -125,7 +125,7 @@ class ZeroCopyArray(Array):
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self.live, SharedArray) and is_shared(self.live):
             return _OpenedArray, self.live.place
-        return ZeroCopyArray, (np.asarray(self.live, order="C"),)
+        return _ZeroCopyArray, (np.asarray(self.live, order="C"),)
 
 
 # formatting a type takes numpy longer than everything else for a small array
@@ -134,7 +134,7 @@ def _spelling(kind: np.dtype) -> str:
     return str(kind)
 
 
-class _OpenedArray(ZeroCopyArray):
+class _OpenedArray(_ZeroCopyArray):
     """Shared memory of another process; `live` is read-only."""
 
     def __init__(self, *address: Any) -> None:
@@ -150,7 +150,7 @@ def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Make a Flower record of named numpy arrays; it holds the arrays themselves."""
     record = ArrayRecord()  # its constructor would turn all into bytes
     for name, array in arrays.items():
-        record[name] = ZeroCopyArray(np.asanyarray(array))
+        record[name] = _ZeroCopyArray(np.asanyarray(array))
     return record
 
 
@@ -164,7 +164,7 @@ def zero_copy_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
     """Return the named numpy arrays of a Flower record, with as few copies as possible; for the
     record's owner."""
     return {
-        name: array.live if isinstance(array, ZeroCopyArray) else array.numpy()
+        name: array.live if isinstance(array, _ZeroCopyArray) else array.numpy()
         for name, array in record.items()
     }
 

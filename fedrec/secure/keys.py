@@ -82,7 +82,7 @@ def agreed(key: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     return derived(key.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
 
-def keystream(key: bytes, length: int) -> np.ndarray:
+def _keystream(key: bytes, length: int) -> np.ndarray:
     """Keystream of ChaCha20, `uint64 [length]`."""
     stream = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(bytes(8 * length))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
@@ -90,7 +90,7 @@ def keystream(key: bytes, length: int) -> np.ndarray:
 
 def own_mask(seed: bytes, length: int) -> np.ndarray:
     """A node's self-mask PRG(b_u), `uint64 [length]`."""
-    return keystream(derived(seed, b"self mask"), length)
+    return _keystream(derived(seed, b"self mask"), length)
 
 
 def pairwise_mask(
@@ -111,7 +111,7 @@ def pairwise_mask(
     total = np.zeros(length, dtype=np.uint64)
     for other, public in others.items():
         pair = b"pair mask %d %d " % (min(node, other), max(node, other)) + session
-        mask = keystream(agreed(key, public, pair), length)
+        mask = _keystream(agreed(key, public, pair), length)
         if node < other:
             total += mask
         else:

@@ -44,7 +44,8 @@ class Session:
         proofs: proof of the origin of each channel key; empty without proofs.
 
     Attributes:
-        dealt: the nodes' answers to the first exchange, by node; other nodes have dropped out.
+        dealt: the nodes' answers to the first exchange, by node, which the caller stores; other
+            nodes have dropped out.
     """
 
     def __init__(
@@ -77,10 +78,6 @@ class Session:
         who = b"".join(self.channels), listed(self.proofs), counted(self.counts)
         terms = *who, self.bits, self.training
         return {node: ShareOrder(self.identifier, node, *terms) for node in range(self.nodes)}
-
-    def take_shares(self, replies: Mapping[int, ShareReply]) -> None:
-        """Store the replies to the first exchange."""
-        self.dealt = dict(replies)
 
     def mask_orders(self) -> dict[int, MaskOrder]:
         """Orders of the second exchange, by node; empty if fewer than the quorum dealt shares."""

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
 from fedrec.errors import ExperimentError, RefusalError
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.messages import TrainOrder, TrainSum
 from fedrec.protocol.updates import dense_change, mirrored, numbers_of, upper
 from fedrec.secure import keys
 
@@ -114,7 +114,7 @@ _FAR = 64.0  # standard deviations that noise practically never exceeds
 
 
 @dataclass(frozen=True)
-class SentShape:
+class _SentShape:
     """Shape of a parameter, and of the numbers that are sent for it.
 
     Attributes:
@@ -139,14 +139,12 @@ class SentShape:
         return mirrored(flat, self.shape[0]) if self.symmetric else flat.reshape(self.shape)
 
 
-Shapes = Mapping[str, SentShape]
+Shapes = Mapping[str, _SentShape]
 
 
 def shapes_of(
-    theta: Mapping[str, np.ndarray],
-    protection: Protection | None,
-    symmetric: Collection[str] = (),
-) -> dict[str, SentShape]:
+    theta: Mapping[str, np.ndarray], protection: Protection | None, symmetric: Collection[str] = ()
+) -> dict[str, _SentShape]:
     """Sent shape of each parameter, by name, in order.
 
     Args:
@@ -155,7 +153,7 @@ def shapes_of(
         symmetric: names of those that every client changes by a symmetric matrix.
     """
     names = theta if protection is None else protection.names
-    return {name: SentShape(tuple(theta[name].shape), name in symmetric) for name in sorted(names)}
+    return {name: _SentShape(tuple(theta[name].shape), name in symmetric) for name in sorted(names)}
 
 
 def length(shapes: Shapes) -> int:

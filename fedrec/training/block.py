@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
-from fedrec.protocol.client_arrays import ItemRequests
+from fedrec.protocol.updates import ItemRequests
 from fedrec.runtime.ragged import within_groups
 
 _NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients

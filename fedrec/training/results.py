@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fedrec.device import on_device, summed_on_processor
 from fedrec.errors import ExperimentError
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.updates import (
+    ClientArrays,
+    ItemRequests,
     SparseAccumulator,
     SparseUpdate,
     bytes_of_rows,

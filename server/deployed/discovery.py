@@ -26,8 +26,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, EngineError
-from fedrec.protocol.messages import HELLO, INITIAL, read_arrays, unpack_presence
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import HELLO, INITIAL, Presence, read_arrays, unpack_presence
 from fedrec.runtime.files import open_atomically
 from server.checkpoint import reading
 from server.nodes import Roster, is_refusal, reason_of
@@ -42,7 +41,7 @@ ASKED = 5
 """Number of nodes asked for initial parameters."""
 
 
-def read_roster(file: Path) -> dict[int, Presence]:
+def _read_roster(file: Path) -> dict[int, Presence]:
     """Read the nodes that a run has seen and their announced clients, by Flower's id, in the order
     in which they joined; empty without a file.
 
@@ -65,8 +64,8 @@ def read_roster(file: Path) -> dict[int, Presence]:
         }
 
 
-def write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
-    """Write the roster for `read_roster`, readable by its owner only."""
+def _write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
+    """Write the roster for `_read_roster`, readable by its owner only."""
     arrays = {
         f"{node}/{name}": np.asarray(getattr(presence, name))
         for node, presence in nodes.items()
@@ -113,7 +112,7 @@ class Discovery:
         self.most = most
         self._sleep = sleep
         self._file = file
-        self._known = read_roster(file)
+        self._known = _read_roster(file)
         self._trouble: dict[int, _Trouble] = {}  # of each node that has not joined
 
     @property
@@ -203,7 +202,7 @@ class Discovery:
             log.info("node %d joined with %d clients", node, len(presence.training))
         self._known |= joined
         if joined:
-            write_roster(self._file, self._known)
+            _write_roster(self._file, self._known)
         return bool(joined)
 
     def _presence_in(self, content: RecordDict) -> Presence:

@@ -18,8 +18,7 @@ from flwr.serverapp import Grid
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.messages import unpack_order
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder, unpack_order
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.process import Backoff
@@ -114,10 +113,7 @@ class DeployedFederation(Federation):
         return self.discovery.wait_for(self.experiment.engine.nodes or 1)
 
     def _valid(
-        self,
-        messages: Sequence[Message],
-        replies: list[Message],
-        theta: Mapping[str, np.ndarray],
+        self, messages: Sequence[Message], replies: list[Message], theta: Mapping[str, np.ndarray]
     ) -> list[Message]:
         return self.validator.trained(messages, replies, theta)
 

@@ -25,8 +25,11 @@ from flwr.app import Message, RecordDict
 from fedrec.compression.codec import Codec, clip_factor
 from fedrec.evaluation.tables import ROWS
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import (
+    SentUpdate,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
     pack_each,
     pack_standard,
     pack_sum,
@@ -35,9 +38,9 @@ from fedrec.protocol.messages import (
     unpack_order,
     unpack_sum,
 )
-from fedrec.protocol.orders import SentUpdate, TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.updates import (
     Change,
+    ClientArrays,
     SparseUpdate,
     added,
     dense_change,
@@ -72,7 +75,7 @@ _LARGEST = 1e9  # of metrics without a bound
 _MOST_ROWS = 2**31  # of a table
 
 
-def norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, float]:
+def _norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, float]:
     """Scale factors in (0, 1) of replies above the usual size (norm bounding, Sun et al. 2019, with
     a bound that follows the replies).
 
@@ -195,7 +198,7 @@ class ReplyValidator:
                 for node, both in of_node.items()
                 for client, size in both[index].items()
             }
-            for key, factor in norm_bounds(sizes, self._earlier[kind, step]).items():
+            for key, factor in _norm_bounds(sizes, self._earlier[kind, step]).items():
                 factors[key[0]][index][key[1]] = factor
                 texts[key].append(f"{kind} {sizes[key]:.3g} counts as {sizes[key] * factor:.3g}")
         for (node, client), parts in sorted(texts.items(), key=str):

@@ -44,13 +44,14 @@ from fedrec.protocol.messages import (
     SECURE_CHANNEL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    TrainOrder,
+    TrainSum,
     pack_order,
     pack_sum,
     unpack_masked,
     unpack_order,
     unpack_words,
 )
-from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
     KEY_BYTES,
     SEALED_BYTES,
@@ -234,7 +235,7 @@ class _SecureSums:
         lengths["sealed"] = session.nodes * SEALED_BYTES
         read = partial(unpack_words, ShareReply, **lengths)
         dealt, replies = self._ask(nodes, orders, SECURE_SHARES, read)
-        session.take_shares(dealt)
+        session.dealt = dealt
         errors = [reply for reply in replies if reply.has_error()]
         for reply in errors:  # for example, it has lost its secrets and will have another key
             self._channels.pop(reply.metadata.src_node_id, None)

@@ -21,8 +21,8 @@ from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.models.metamf import MetaMf, generate
-from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import ItemQuery, TrainOrder
+from fedrec.protocol.messages import ItemQuery, TrainOrder
+from fedrec.protocol.updates import ClientArrays
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations.recommending import with_parameters

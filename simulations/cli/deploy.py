@@ -15,10 +15,9 @@ from rich.table import Table
 
 from simulations.cli import options
 from simulations.deployment import gateway as proxy
-from simulations.deployment import initialise, operator
-from simulations.deployment.layout import Deployment, DeploymentConfig
+from simulations.deployment import layout, operator
+from simulations.deployment.layout import RENEWED_DAYS, Deployment, DeploymentConfig
 from simulations.deployment.operator import ProcessState
-from simulations.deployment.pki import RENEWED_DAYS
 from simulations.deployment.processes import IN_CONTAINER
 
 # Modules that import PyTorch or Flower's messages are imported by the commands that need them.
@@ -61,7 +60,7 @@ def _init(
     table = {**(context.obj or {}), **({"hosts": [*host]} if host else {})}
     settings = DeploymentConfig.parse(table, at="deployment")
     loaded = None if experiment is None else load(experiment, overrides or [])
-    made = initialise.initialise(folder, settings)
+    made = layout.initialise(folder, settings)
     if loaded is not None:
         cut_for(made, loaded)
     typer.echo(made.path)
@@ -111,7 +110,7 @@ def _add_nodes(
     ] = 1,
 ) -> None:
     """Create folders with keys for new nodes; then `register` admits them."""
-    grown = initialise.add_nodes(deployment, count)
+    grown = layout.add_nodes(deployment, count)
     for made in grown.node_folders()[len(grown.numbers) - count :]:
         typer.echo(made)
 
@@ -148,7 +147,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
     """Print processes, nodes, runs and the certificates' remaining days, and return the
     processes."""
     from server.nodes import with_names
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     console = Console()
 
@@ -168,7 +167,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
                 details = with_names(run.details, names)
                 console.print(f"run {run.run}: {run.status}", details, markup=False)
     console.print(f"gateway: {deployment.gateway}")
-    left = min(initialise.days_of_certificates(deployment).values())
+    left = min(layout.days_of_certificates(deployment).values())
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
     return states
@@ -211,7 +210,7 @@ def _stop(
     run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")],
 ) -> None:
     """Stop a run; its reported rounds remain, and it can be resumed."""
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     with Control(deployment) as control:
         control.stop(run)
@@ -219,7 +218,6 @@ def _stop(
 
 def _follow(deployment, run_folder) -> None:
     from server.callbacks import Progress
-
     from simulations.cli.run import print_table
     from simulations.deployment import launch
 
@@ -286,7 +284,7 @@ def client(
 @app.command("renew", short_help="Renew the certificates, with the same keys.")
 def _renew(deployment: Folder) -> None:
     """Renew the certificates of SuperLink, gateway and nodes for 825 days, with the same keys."""
-    files = initialise.renew(deployment)
+    files = layout.renew(deployment)
     folder = quote(str(deployment.path))
     typer.echo(
         f"Next:\n  fedrec deploy down {folder}; fedrec deploy up {folder}\n"
@@ -303,7 +301,7 @@ def _revoke(
     node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],
 ) -> None:
     """Revoke a node's keys, for example because they were stolen."""
-    changed = initialise.revoke(deployment, node)
+    changed = layout.revoke(deployment, node)
     if operator.supervisor_of(changed) is not None:
         operator.register_nodes(changed)
         typer.echo(f"{node} is revoked")

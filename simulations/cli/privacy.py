@@ -17,7 +17,6 @@ import typer
 import typer.core
 from rich.console import Console
 from rich.table import Table
-from server.callbacks import Progress
 
 from fedrec.components import registry
 from fedrec.components.registry import ATTACK, available_names, resolve
@@ -32,6 +31,7 @@ from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Question, lines, sentence, warnings
 from fedrec.runs.ids import default_folder
 from fedrec.runtime.files import json_text, write_atomically
+from server.callbacks import Progress
 from server.privacy.guard import PhasePlans
 from server.privacy.personal_budgets import check_no_phases
 from simulations.attacks.base import AttackOutcome, run_attack

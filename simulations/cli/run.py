@@ -13,7 +13,6 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 from rich.table import Table
-from server.callbacks import Progress
 
 from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
@@ -27,6 +26,7 @@ from fedrec.report.summary import result_lines, summary_table
 from fedrec.runs.ids import default_folder, runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
+from server.callbacks import Progress
 from simulations import runner
 from simulations.cli import options, studies
 from simulations.cli.options import Quiet, RunOutput, interruptible, overrides_of, setting_option

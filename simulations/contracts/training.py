@@ -36,8 +36,7 @@ from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import pack_sum, unpack_order
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder, pack_sum, unpack_order
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible, stream

@@ -14,15 +14,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.device.own_data import read_own
+from clients.device.node import read_own
 from clients.device.policy import Policy
 from fedrec.errors import EngineError, RunError, missing_file
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
-from simulations.deployment.layout import CATALOGUE, DATA, check_path
-from simulations.deployment.pki import (
+from simulations.deployment.layout import (
+    CATALOGUE,
+    DATA,
     RENEWED_DAYS,
     Authority,
+    check_path,
     days_left,
     new_secret,
     private_folder,
@@ -170,7 +172,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
         write_private(secret, new_secret())
 
 
-def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
+def _supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
     """Flags of the SuperNode for TLS, its key and a separate executor."""
     meeting = plan.meeting
     return flags(
@@ -197,7 +199,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
     )
     data = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
     return [
-        Process("supernode", ("supernode", *supernode_flags(plan)), home),
+        Process("supernode", ("supernode", *_supernode_flags(plan)), home),
         Process("executor", ("executor", *executor), {**home, **data}),
     ]
 
@@ -218,8 +220,8 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
     """Run processes of nodes, as forks of this one, until a stop signal."""
-    from simulations.deployment import entry, flower
+    from simulations.deployment.supernode import executor, import_everything, supernode
 
-    entry.import_everything(trains=any(process.command[0] == "executor" for process in processes))
-    mains = {"supernode": flower.supernode, "executor": entry.executor}
+    import_everything(trains=any(process.command[0] == "executor" for process in processes))
+    mains = {"supernode": supernode, "executor": executor}
     Supervisor(processes, folder, NODE_PATIENCE, mains).run()

@@ -15,24 +15,33 @@ for a minute.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import re
 import ssl
 import time
+from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-
-from simulations.deployment.pki import NodeSignature, as_sent
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
@@ -60,11 +69,70 @@ _DROPPED = frozenset(
 """Hop-by-hop headers, and those that httpx rewrites."""
 
 
+# Signatures of calls, in the headers of Flower's SuperNodes.
+
+PUBLIC_KEY = "flwr-public-key"
+SIGNATURE = "flwr-signature"
+TIMESTAMP = "flwr-timestamp"
+"""Headers of a SuperNode's calls: base64, base64, and ISO 8601."""
+OLDEST = 305.0
+"""Seconds after which Flower refuses a timestamp."""
+EARLIEST = 5.0
+"""Seconds that a timestamp may be ahead of this machine's clock."""
+
+
+@dataclass(frozen=True)
+class NodeSignature:
+    """Signature of a call.
+
+    Attributes:
+        key: public key, as Flower sends it.
+        value: ECDSA signature of the timestamp.
+        timestamp: time of the call.
+        age: seconds since then.
+    """
+
+    key: bytes
+    value: bytes
+    timestamp: str
+    age: float
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> NodeSignature | None:
+        """Read the signature from a call's headers; None if missing."""
+        try:
+            key = b64decode(headers[PUBLIC_KEY], validate=True)
+            value = b64decode(headers[SIGNATURE], validate=True)
+            timestamp = headers[TIMESTAMP]
+            made = datetime.datetime.fromisoformat(timestamp)
+            age = (datetime.datetime.now(tz=datetime.UTC) - made).total_seconds()
+        except (KeyError, ValueError, TypeError):
+            return None
+        return cls(key, value, timestamp, age)
+
+    def fault(self) -> str | None:
+        """Reason why the signature is invalid; None if it is valid."""
+        if not -EARLIEST < self.age < OLDEST:
+            return "an expired signature"
+        key = load_pem_public_key(self.key)
+        try:
+            key.verify(self.value, self.timestamp.encode(), ec.ECDSA(hashes.SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
+        except InvalidSignature:
+            return "an invalid signature"
+        return None
+
+
+def as_sent(public_key: bytes) -> bytes:
+    """Convert a public key from OpenSSH's format to the one that Flower sends (PEM)."""
+    key = load_ssh_public_key(public_key)
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 _LOOK_AGAIN = 2.0  # seconds between two checks for new keys
 _FORGET = 30.0  # seconds after which keys of revoked nodes are refused
 
 
-class NodeSignatures:
+class _NodeSignatures:
     """Verifies that calls are signed by nodes of a deployment, from the headers of Flower's
     SuperNodes. The SuperLink verifies it again, with the identity of the node, but it reads the
     whole body first.
@@ -110,7 +178,7 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
     Args:
         upstream: HOST:PORT of the SuperLink.
         authority: certificate of the authority that signed the SuperLink's.
-        nodes: folder of the nodes whose calls may pass, see `NodeSignatures`; None: only the
+        nodes: folder of the nodes whose calls may pass, see `_NodeSignatures`; None: only the
             SuperLink verifies signatures.
     """
     context = ssl.create_default_context(cafile=str(authority))
@@ -128,16 +196,11 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
         ) as client:
             app.state.client = client
             app.state.held = 0
-            app.state.signatures = None if nodes is None else NodeSignatures(nodes)
+            app.state.signatures = None if nodes is None else _NodeSignatures(nodes)
             yield
 
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     return Starlette(routes=[Route("/{path:path}", _pass, methods=methods)], lifespan=lifespan)
-
-
-def allowed(method: str, path: bytes) -> bool:
-    """Return True if a request may pass; `path` is raw and without the query."""
-    return method == "POST" and FLEET.fullmatch(path) is not None
 
 
 async def _pass(request: Request) -> Response:
@@ -145,7 +208,7 @@ async def _pass(request: Request) -> Response:
     method = request.method
     if path == HEALTH and method in ("GET", "HEAD"):
         return PlainTextResponse("")
-    if not allowed(method, path) or request.url.query:
+    if method != "POST" or not FLEET.fullmatch(path) or request.url.query:
         return _refused(request, "", 404)
     signatures = request.app.state.signatures
     why = None if signatures is None else signatures.refusal(request.headers)

@@ -28,9 +28,9 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
 from server.callbacks import Callback
 from server.nodes import with_names
-from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
 from simulations.deployment.processes import Process, environment_of
+from simulations.deployment.superlink import Control, RunState
 from simulations.engines.flower import RunWatch, flower_home, flwr_run
 from simulations.flower_commands import last_lines
 

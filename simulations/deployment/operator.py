@@ -20,7 +20,7 @@ import httpx
 
 from fedrec.errors import EngineError, FedrecError
 from fedrec.runtime.files import read_json
-from simulations.deployment.layout import REVOKED_KEY, Deployment
+from simulations.deployment.layout import REVOKED_KEY, Deployment, check_certificates
 from simulations.deployment.processes import (
     OPERATOR,
     Process,
@@ -59,8 +59,6 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
             log.
         RunError: a certificate has expired.
     """
-    from simulations.deployment.initialise import check_certificates
-
     check_certificates(deployment)
     here = local_plans(deployment)
     for plan in here:
@@ -104,7 +102,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
     Raises:
         EngineError: the SuperLink refused.
     """
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     with Control(deployment) as control:
         ids = {
@@ -151,7 +149,7 @@ def process_table(states: Sequence[ProcessState]) -> PageTable:
 def node_table(deployment: Deployment, nodes: Sequence[Any]) -> PageTable:
     """Table of registered nodes, with the restarts of each node's processes on this machine."""
     from fedrec.report.page.charts import PageTable, Row
-    from simulations.deployment.flower import heard, overdue
+    from simulations.deployment.superlink import heard, overdue
 
     now = time.time()
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
@@ -211,23 +209,20 @@ def _wait(done: Callable[[], bool], deadline: float) -> bool:
 
 
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     online = 0
-
-    def all_online() -> bool:
-        nonlocal online
-        # the SuperLink is busy when many nodes connect at the same time
-        with suppress(httpx.TransportError):
-            online = sum(node.status == "online" for node in control.nodes())
-        return online >= count
-
     with Control(deployment) as control:
-        if count and not _wait(all_online, deadline):
-            raise EngineError(
-                f"not all nodes came online: {online} of {count}",
-                fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
-            )
+        while online < count:
+            # the SuperLink is busy when many nodes connect at the same time
+            with suppress(httpx.TransportError):
+                online = sum(node.status == "online" for node in control.nodes())
+            if online < count and time.monotonic() > deadline:
+                raise EngineError(
+                    f"not all nodes came online: {online} of {count}",
+                    fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
+                )
+            time.sleep(0.1)
 
 
 def _table(deployment: Deployment, part: str = "") -> dict:
@@ -257,7 +252,7 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
     return [plan for plan in plans if plan.data is not None]
 
 
-def run_nodes_here(deployment: Deployment) -> None:
+def _run_nodes_here(deployment: Deployment) -> None:
     """Run the deployment's nodes on this machine until a stop signal, as process `nodes`. A node
     that cannot run is skipped, with its error in the log."""
     from simulations.deployment import client
@@ -274,16 +269,15 @@ def run_nodes_here(deployment: Deployment) -> None:
     client.run_nodes(processes, deployment.logs / "nodes")
 
 
-def supervise(deployment: Deployment) -> None:
-    """Run the deployment's processes until a stop signal; `up` starts this in the background."""
+def main(part: str, folder: str) -> None:
+    """Run a deployment's processes (`supervise`, which `up` starts in the background), or its nodes
+    (`nodes`), until a stop signal."""
+    deployment = Deployment(Path(folder))
+    if part == "nodes":
+        _run_nodes_here(deployment)
+        return
     sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
-
-
-def main(part: str, folder: str) -> None:
-    """Run a deployment's processes (`supervise`), or its nodes (`nodes`), in the foreground."""
-    run = {"supervise": supervise, "nodes": run_nodes_here}[part]
-    run(Deployment(Path(folder)))
 
 
 if __name__ == "__main__":

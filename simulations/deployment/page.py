@@ -29,8 +29,7 @@ from fedrec.report.page.charts import Note, PageTable, Row, number_cell, rendere
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import operator
 from simulations.deployment.gateway import serve_over_tls
-from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import new_secret, write_private
+from simulations.deployment.layout import Deployment, new_secret, write_private
 
 _RUNS = 5  # newest runs on the page
 _ROUNDS = 10  # newest rounds of each
@@ -51,7 +50,7 @@ class _RunPart:
 
 def page(deployment: Deployment) -> str:
     """The page as self-contained HTML."""
-    from simulations.deployment.flower import Control
+    from simulations.deployment.superlink import Control
 
     notes = []
     known = []
@@ -72,11 +71,11 @@ def page(deployment: Deployment) -> str:
         notes=notes,
         processes=operator.process_table(operator.states(deployment)),
         nodes=operator.node_table(deployment, known),
-        runs=[run_part(folder) for folder in folders[:_RUNS]],
+        runs=[_run_part(folder) for folder in folders[:_RUNS]],
     )
 
 
-def run_part(folder: Path) -> _RunPart:
+def _run_part(folder: Path) -> _RunPart:
     """Read the run in a folder; a damaged run has its error as a fact."""
     try:
         run = RunFolder(folder)

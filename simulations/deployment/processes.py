@@ -18,11 +18,10 @@ from pathlib import Path
 
 from fedrec.errors import EngineError
 from fedrec.runtime.process import Backoff, Fork
-from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import private_folder, write_private
+from simulations.deployment.layout import Deployment, private_folder, write_private
 from simulations.flower_commands import environment_with, groups_end, signal_groups
 
-SERVER = "simulations.deployment.entry"
+SERVER = "simulations.deployment.superlink"
 OPERATOR = "simulations.deployment.operator"
 """Modules that run as programs."""
 IN_CONTAINER = "FEDREC_CONTAINER"
@@ -90,9 +89,7 @@ def flags(**values: object) -> tuple[str, ...]:
 def executor_flags(address: str, authority: Path, secret: Path) -> tuple[str, ...]:
     """Flags of an executor of the server or a node."""
     return flags(
-        runtime_api_address=address,
-        root_certificates=authority,
-        superexec_auth_secret_file=secret,
+        runtime_api_address=address, root_certificates=authority, superexec_auth_secret_file=secret
     )
 
 

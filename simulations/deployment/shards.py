@@ -19,9 +19,7 @@ from fedrec.data.features import SEVERAL, Feature
 from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.files import write_atomically
-from simulations.deployment.initialise import hand_over
-from simulations.deployment.layout import Deployment
-from simulations.deployment.pki import write_private
+from simulations.deployment.layout import Deployment, hand_over, write_private
 
 _RUNS = 10
 """Number of runs of the experiment that the limits in a shard allow."""

@@ -94,7 +94,7 @@ def flwr_run(scratch: Path, config: Mapping[str, Any]) -> list[str]:
     into a scratch folder."""
     file = scratch / "run.toml"  # as a path in the configuration may contain any characters
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
-    app = app_folder(scratch / "fedrec")
+    app = _app_folder(scratch / "fedrec")
     return [script("flwr"), "run", str(app), "fedrec", "-c", str(file)]
 
 
@@ -201,7 +201,7 @@ class RunWatch:
                         callback.on_event(RunEvent("evaluating on the nodes"))
 
 
-def app_folder(folder: Path) -> Path:
+def _app_folder(folder: Path) -> Path:
     """Copy the files that the app bundle needs; Flower requires a folder named like the project."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / "pyproject.toml").is_file():

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -48,11 +48,6 @@ def identify_server() -> None:
 def number(message: Message, identifier: str) -> None:
     """Give a message its id."""
     message.metadata.__dict__["_message_id"] = identifier
-
-
-def rebuilt(metadata: Metadata, content: RecordDict) -> Message:
-    """Make a message from its parts."""
-    return Message(content, metadata=metadata)  # type: ignore[call-overload]
 
 
 # Base of fedrec's grids: node ids, numbering of messages, and waiting for replies.
@@ -178,7 +173,7 @@ class SerialGrid(LocalGrid):
         # One record is shared between messages; a client that edits its copy must not edit the
         # others'.
         records = {name: _copied(record) for name, record in message.content.items()}
-        private = rebuilt(message.metadata, RecordDict(records))
+        private = Message(RecordDict(records), metadata=message.metadata)  # type: ignore[call-overload]
         return self._app(private, self._contexts[index_of(message)])
 
     def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
@@ -225,7 +220,9 @@ class NodeActor:
         gc.collect(1)  # messages before, which contain themselves and hold arrays of the store
         metadata, content = pickle.loads(packed)
         large = dict(zip(names, records, strict=True))
-        return answer_or_error(rebuilt(metadata, RecordDict({**content, **large})), self._work)
+        full = RecordDict({**content, **large})
+        message = Message(full, metadata=metadata)  # type: ignore[call-overload]
+        return answer_or_error(message, self._work)
 
     def _work(self, message: Message) -> Message:
         from clients.app import app

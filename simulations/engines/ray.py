@@ -161,7 +161,7 @@ _RAYLET = {
 
 
 @contextmanager
-def few_processes() -> Iterator[None]:
+def _few_processes() -> Iterator[None]:
     """A local Ray that is started in the block has no more processes than it needs: all of them if
     its workers are to run in an environment that an agent makes for them, as below `uv run`."""
     worker: Any = importlib.import_module("ray._private.worker")
@@ -253,8 +253,7 @@ class RayGrid(LocalGrid):
         nodes: number of nodes.
         start: starts the actor of the node with an index, without waiting for it.
         indices: of the nodes that have an actor.
-        here: a grid of the same nodes in this process.
-        thread: executor of nodes without an actor, one message at a time.
+        here: a grid of the same nodes in this process, for those without an actor.
         local: whether all actors run on this machine.
     """
 
@@ -264,7 +263,6 @@ class RayGrid(LocalGrid):
         start: Callable[[int], Any],
         indices: Iterable[int],
         here: SerialGrid,
-        thread: ThreadPoolExecutor,
         *,
         local: bool,
     ) -> None:
@@ -274,7 +272,7 @@ class RayGrid(LocalGrid):
         self._started = False
         self._here = here
         self._local = local
-        self._thread = thread
+        self._thread = ThreadPoolExecutor(1, "fedrec-node")  # one message at a time
         self._pending: dict[Future[Message], Message] = {}
 
     def actors(self) -> dict[int, Any]:
@@ -288,6 +286,7 @@ class RayGrid(LocalGrid):
         """End all actors, so that a Ray that keeps running has their cores for the next run."""
         import ray
 
+        self._thread.shutdown(wait=False, cancel_futures=True)
         for actor in self._actors.values():
             ray.kill(actor)
 
@@ -450,20 +449,17 @@ def _grid(run: RunFolder, population: Any) -> Iterator[RayGrid]:
     gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
     remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
     contexts = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
-    thread = ThreadPoolExecutor(1, "fedrec-node")
     with open_serial_grid(run) as here:
         grid = RayGrid(
             nodes,
             lambda index: remote.remote(contexts[index], population),
             range(nodes - engine.actors, nodes),
             here,
-            thread,
             local=engine.ray_address is None,
         )
         try:
             yield grid
         finally:
-            thread.shutdown(wait=False, cancel_futures=True)
             grid.close()
 
 
@@ -513,7 +509,7 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
     trouble = ""
     for _ in range(1 if address else _STARTS):
         try:
-            with nullcontext() if address else few_processes():
+            with nullcontext() if address else _few_processes():
                 ray.init(**({"address": address} if address else local), **quiet)
             return
         except Exception as error:

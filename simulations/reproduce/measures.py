@@ -37,7 +37,7 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.rdp import gdp_parameter
 from fedrec.privacy.accounting.sampling import FixedSize
-from fedrec.protocol.orders import EvaluateOrder
+from fedrec.protocol.messages import EvaluateOrder
 from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations.attacks.base import run_attack

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from server.evaluation import ending
 
 from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
@@ -40,6 +39,7 @@ from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically, write_json
 from server.callbacks import Callback
 from server.checkpoint import Checkpoints, State
+from server.evaluation import ending
 from simulations.studies.declaration import Job
 from simulations.studies.runs import damaged, execute, open_folder, read_part, run_once
 from simulations.studies.search import (

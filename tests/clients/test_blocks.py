@@ -26,7 +26,7 @@ from clients.steps.sgd import Sgd
 from fedrec.data.population import Population
 from fedrec.errors import ClientError
 from fedrec.experiment.sections import Section
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.messages import EvaluateOrder, TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
 from fedrec.training.block import Batches

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from clients.app import app, node_of
 from clients.blocks import private_parameters, train_in_blocks, update_of
-from clients.evaluation import client_scorer, evaluate_clients, mean_metrics
+from clients.evaluation import client_scorer, evaluate_clients
 from clients.node import Node, TrainingPath
 from clients.round import only_reads, train_clients
 from clients.step import Step
@@ -28,15 +28,14 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (
-    HELLO,
     INITIAL,
+    EvaluateOrder,
+    TrainOrder,
     pack_order,
     read_arrays,
-    unpack_presence,
     unpack_sum,
     unpack_table,
 )
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
@@ -104,14 +103,6 @@ def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_
         assert not only_reads(Node(load_tiny(plug_in), 0, 1, None), order)
     # its reply contains the parameters themselves
     assert not only_reads(ask.node, replace(order, clients=None))
-
-
-def test_hello(ask):
-    presence = unpack_presence(ask(RecordDict(), HELLO))
-    assert presence.partition == 1
-    assert presence.training.tolist() == ask.node.training.tolist()
-    assert (presence.training % 2 == 1).all()
-    assert presence.evaluated.tolist() == ask.node.evaluated.tolist()
 
 
 def test_initial_parameters_are_those_of_the_experiments_seed(ask, theta):
@@ -414,11 +405,7 @@ def evaluate_order(*clients, **step):
 def test_metrics_of_known_scores(evaluation_node, evaluated_theta):
     """Item 5 ranks first for all clients. Held out: 2 of client 0 (never seen: 4, 5), 4 of client 1
     (2, 3, 5), 0 of client 2."""
-    table = metrics_of(
-        evaluation_node(),
-        evaluated_theta,
-        evaluate_order(epochs=0),
-    )
+    table = metrics_of(evaluation_node(), evaluated_theta, evaluate_order(epochs=0))
     assert table.index.tolist() == [0, 1, 2]
     assert table["hits@1"].tolist() == [0, 0, 0]
     assert table["hits@2"].tolist() == [0, 1, 0]
@@ -436,12 +423,7 @@ def test_whole_lists_leave_out_known_items(evaluation_node, evaluated_theta):
         evaluated_theta["layer0.bias"] + 10
     )  # hidden units stay positive
     assert (
-        metrics_of(
-            evaluation_node(),
-            evaluated_theta,
-            evaluate_order(epochs=0),
-        ).loc[0, "mrr"]
-        == 1
+        metrics_of(evaluation_node(), evaluated_theta, evaluate_order(epochs=0)).loc[0, "mrr"] == 1
     )
 
 
@@ -460,11 +442,7 @@ def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(evaluation_node,
 
 
 def test_groups_are_columns_of_zeros_and_ones(evaluation_node, evaluated_theta):
-    table = metrics_of(
-        evaluation_node(),
-        evaluated_theta,
-        evaluate_order(epochs=0),
-    )
+    table = metrics_of(evaluation_node(), evaluated_theta, evaluate_order(epochs=0))
     assert table["group:inactive"].tolist() == [0, 0, 1]
     assert table["group:active"].tolist() == [1, 1, 0]
     assert table["group:gender=F"].tolist() == [1, 0, 1]
@@ -497,15 +475,11 @@ def test_private_parameters_take_part_in_the_evaluation(evaluation_node, evaluat
     client's."""
     made = evaluation_node("step.private-parameters=['layer1.bias']", task="rating")
     before = metrics_of(
-        made,
-        evaluated_theta,
-        evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]}),
+        made, evaluated_theta, evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]})
     )
     train_clients(made, evaluated_theta, TrainOrder(1, np.array([2])))
     after = metrics_of(
-        made,
-        evaluated_theta,
-        evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]}),
+        made, evaluated_theta, evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]})
     )
     changed = (before["mae"] != after["mae"]).to_dict()
     assert changed == {0: False, 1: False, 2: True, 3: False}
@@ -551,26 +525,10 @@ def test_each_client_starts_from_what_it_saved_or_drew(
 def test_rating_errors_of_known_predictions(evaluation_node, evaluated_theta):
     """Predictions are item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5;
     client 2: 0 rated 5."""
-    table = metrics_of(
-        evaluation_node(task="rating"),
-        evaluated_theta,
-        evaluate_order(epochs=0),
-    )
+    table = metrics_of(evaluation_node(task="rating"), evaluated_theta, evaluate_order(epochs=0))
     np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
     np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])
     assert table["rows"].tolist() == [2, 2, 1, 1]
-
-
-def test_means_leave_groups_out(evaluation_node, evaluated_theta):
-    metrics = mean_metrics(
-        evaluate_clients(
-            evaluation_node(),
-            evaluated_theta,
-            evaluate_order(epochs=0),
-        )
-    )
-    assert metrics["num-examples"] == 3 and metrics["hits@2"] == pytest.approx(1 / 3)
-    assert not [name for name in metrics if name.startswith("group:")]
 
 
 def test_equal_features_are_scored_once(evaluation_node, monkeypatch):

@@ -18,7 +18,7 @@ from fedrec.device import resolve_device
 from fedrec.errors import EngineError, ExperimentError, FedrecError
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Ledger
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from tests.runs import parameters_in
 from tests.second_device import DEVICE, SecondDevice
@@ -465,7 +465,7 @@ import sys
 from flwr.app import Context, Message, RecordDict
 from clients.app import app
 from fedrec.protocol.messages import HELLO, INITIAL, pack_order, unpack_presence
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.messages import EvaluateOrder, TrainOrder
 from simulations.engines.grid import identify_server
 identify_server()
 run_config = {"resolved": sys.argv[1], "output": ""}

@@ -7,14 +7,14 @@ from flwr.app import Context, RecordDict
 
 from clients.app import node_of
 from clients.evaluation import requested_items
-from clients.node import Node, TrainingPath, training_path
+from clients.node import Node, TrainingPath, _training_path
 from clients.steps.fedgnn import FedgnnStep
 from clients.steps.personal import GpfedrecStep
 from clients.steps.sgd import Sgd
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
-from fedrec.protocol.orders import ItemQuery
+from fedrec.protocol.messages import ItemQuery
 from fedrec.rng import stream
 
 
@@ -70,7 +70,7 @@ def test_a_context_without_an_experiment_is_refused():
 
 def path_of(node, **options):
     section = Section.model_validate({"name": "sgd", "batch-size": 8, **options})
-    return training_path(node.step(section), node.model, node.experiment.engine)
+    return _training_path(node.step(section), node.model, node.experiment.engine)
 
 
 def test_the_fastest_supported_path_is_taken_with_the_reason(load_tiny):
@@ -110,10 +110,10 @@ def test_the_kernel_is_refused_with_the_reason_where_it_does_not_fit(load_tiny, 
 def test_bfloat16_and_gpus_train_in_blocks(load_tiny):
     node = Node(load_tiny(), 0, 1, None)
     engine = node.experiment.engine.model_copy(update={"precision": "bf16"})
-    assert training_path(node.step(node.experiment.step), node.model, engine).name == "blocks"
+    assert _training_path(node.step(node.experiment.step), node.model, engine).name == "blocks"
     step = node.step(node.experiment.step)
     step.device = step.device.__class__("cuda")
-    assert "not on cuda" in str(training_path(step, node.model, node.experiment.engine))
+    assert "not on cuda" in str(_training_path(step, node.model, node.experiment.engine))
 
 
 class OtherBatches(Sgd):
@@ -124,7 +124,7 @@ class OtherBatches(Sgd):
 def test_a_step_with_other_batches_does_not_inherit_the_kernel(load_tiny):
     node = Node(load_tiny(), 0, 1, None)
     step = OtherBatches(node.step(node.experiment.step).config, node.model, node.device)
-    found = training_path(step, node.model, node.experiment.engine)
+    found = _training_path(step, node.model, node.experiment.engine)
     assert found.name == "blocks" and "OtherBatches overrides" in found.reason
 
 
@@ -140,7 +140,7 @@ def test_a_run_reports_its_training_path(run_tiny, capsys):
 def test_a_phase_that_trains_nothing_is_no_obstacle_to_the_kernel(load_tiny):
     node = Node(load_tiny("engine.path=kernel"), 0, 1, None)
     counts = Section.model_validate({"name": "counts"})
-    assert training_path(node.step(counts), node.model, node.experiment.engine).name == "blocks"
+    assert _training_path(node.step(counts), node.model, node.experiment.engine).name == "blocks"
 
 
 # The items that a client needs, named before its parameters are generated.

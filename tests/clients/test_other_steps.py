@@ -24,10 +24,9 @@ from fedrec.models.pnbm import Pnbm, PnbmConfig
 from fedrec.neighbourhood.learned import Bounds, Examples, Rest, own_gradient
 from fedrec.neighbourhood.similarity import Profiles
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.client_arrays import ClientArrays
+from fedrec.protocol.messages import ItemQuery, TrainOrder
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
-from fedrec.protocol.orders import ItemQuery, TrainOrder
-from fedrec.protocol.updates import dense_change
+from fedrec.protocol.updates import ClientArrays, dense_change
 from fedrec.rng import torch_stream
 
 # Counting: the sum of the clients' updates is the number of clients who like each item, on every

@@ -11,7 +11,7 @@ import torch
 
 from clients.blocks import update_of
 from clients.evaluation import requested_items
-from clients.node import Node, training_path
+from clients.node import Node, _training_path
 from clients.round import train_clients, train_each
 from clients.step import Step, private_names
 from clients.steps import personal
@@ -21,9 +21,8 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.graphs import tokens
 from fedrec.models.base import Model
-from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import ItemQuery, TrainOrder
-from fedrec.protocol.updates import dense_change
+from fedrec.protocol.messages import ItemQuery, TrainOrder
+from fedrec.protocol.updates import ClientArrays, dense_change
 from fedrec.rng import stream
 from fedrec.training.block import Batches
 from strategies.per_client import FedgnnStrategy, FedgnnStrategyConfig
@@ -390,7 +389,7 @@ def test_a_step_with_other_batches_refuses_the_kernel(guided):
             return Batches.cut([(np.arange(2), np.ones(2, np.float32))], 2)
 
     other = Halved(node.step(node.experiment.step).config, node.model, node.device)
-    path = training_path(other, node.model, node.experiment.engine)
+    path = _training_path(other, node.model, node.experiment.engine)
     assert callable(other.in_kernel()) and path.name == "blocks"
 
 

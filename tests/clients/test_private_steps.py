@@ -21,7 +21,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.privacy.optimal_clip import optimal_clip
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.rng import Reproducible, stream
 from server.samplers import Limited, LimitedConfig
 from tests.clients import oracles

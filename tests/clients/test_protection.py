@@ -12,7 +12,7 @@ from clients.node import Node
 from clients.round import train_clients
 from fedrec.errors import ClientError
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.rng import torch_stream
 

@@ -17,7 +17,7 @@ from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.models.sequential import sequence_loss
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
 from tests.clients.oracles import loss_from_table

@@ -20,8 +20,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import pack_sum, read_arrays
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder, pack_sum, read_arrays
 from fedrec.protocol.updates import SparseAccumulator, dense_change, network_bytes
 from fedrec.rng import stream, torch_stream
 

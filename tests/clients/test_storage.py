@@ -13,7 +13,7 @@ from clients.participation import Limits, Participation
 from clients.round import train_clients
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.errors import ClientError, RunError
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import SparseUpdate
 
 # Private state: by client and round, readable by its owner only.

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedrec.compression.codec import Rounding, TopK, quantised, restored
+from fedrec.compression.codec import Rounding, TopK, _quantised, _restored
 from fedrec.protocol.updates import SparseUpdate, dense_change, network_bytes
 
 ROWS = np.array([0, 3, 4, 9, 250])
@@ -35,8 +35,8 @@ def made(cls, **settings):
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 3), (4, 3, 2), (0, 8)])
 def test_rounding_is_to_neighbouring_steps_of_a_row_in_so_many_bits(bits, shape):
     values = generator(1).normal(size=shape)
-    sent = quantised(values, bits, generator())
-    found = restored(sent, shape, bits)
+    sent = _quantised(values, bits, generator())
+    found = _restored(sent, shape, bits)
     rows = values.reshape(shape[0] if len(shape) > 1 else 1, math.prod(shape[len(shape) > 1 :]))
     step = np.abs(rows).max(axis=1, initial=0.0, keepdims=True) / (2 ** (bits - 1) - 1)
     assert found.shape == shape
@@ -49,7 +49,7 @@ def test_rounding_is_to_neighbouring_steps_of_a_row_in_so_many_bits(bits, shape)
 def test_the_mean_of_rounding_is_the_value(bits):
     values = generator(2).normal(size=(3, 5))
     random = generator()
-    drawn = [restored(quantised(values, bits, random), (3, 5), bits) for _ in range(DRAWS)]
+    drawn = [_restored(_quantised(values, bits, random), (3, 5), bits) for _ in range(DRAWS)]
     error = np.mean(drawn, axis=0) - values
     assert (np.abs(error) <= 5 * np.std(drawn, axis=0) / DRAWS**0.5 + 1e-6).all()
     assert np.std(drawn) > 0
@@ -57,7 +57,7 @@ def test_the_mean_of_rounding_is_the_value(bits):
 
 def test_huge_and_tiny_numbers_round():
     values = np.array([[1e38, -3e38], [1e-45, 0.0], [1e-300, 1e-301]])
-    found = restored(quantised(values, 8, generator()), (3, 2), 8)
+    found = _restored(_quantised(values, 8, generator()), (3, 2), 8)
     assert np.isfinite(found).all() and found[0, 1] == pytest.approx(-3e38, rel=1e-6)
 
 

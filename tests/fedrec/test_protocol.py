@@ -10,12 +10,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from fedrec.protocol import messages
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
+    EvaluateOrder,
+    Presence,
+    TrainOrder,
+    TrainSum,
     pack_arrays,
     pack_order,
     pack_presence,
-    pack_standard,
     pack_sum,
     pack_table,
     read_arrays,
@@ -25,7 +27,6 @@ from fedrec.protocol.messages import (
     unpack_table,
     writable_arrays,
 )
-from fedrec.protocol.orders import EvaluateOrder, Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import (
     PackedArray,
     for_the_network,
@@ -39,6 +40,8 @@ from fedrec.protocol.updates import (
     ROWS,
     TRIANGLE,
     WHOLE,
+    ClientArrays,
+    ItemRequests,
     SparseAccumulator,
     SparseUpdate,
     added,
@@ -154,13 +157,6 @@ def test_presence_and_parameters():
     found = unpack_presence(sent(pack_presence(presence)))
     assert (found.partition, found.training.tolist(), found.evaluated.tolist()) == (3, [1, 4], [])
     same(ARRAYS, read_arrays(sent(pack_arrays(ARRAYS))))
-
-
-def test_standard_form_is_what_flower_expects():
-    content = pack_standard(ARRAYS, {"num-examples": 7, "loss": 0.5})
-    (arrays,), (metrics,) = content.array_records.values(), content.metric_records.values()
-    assert set(arrays) == set(ARRAYS) and dict(metrics) == {"num-examples": 7, "loss": 0.5}
-    assert not pack_standard(None, {"num-examples": 7}).array_records
 
 
 class _TwoNodes:

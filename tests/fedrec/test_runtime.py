@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedrec.errors import RunError
-from fedrec.protocol.messages import pack_order, read_arrays, writable_arrays
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import TrainOrder, pack_order, read_arrays, writable_arrays
 from fedrec.protocol.serialization import to_record
 from fedrec.runtime.files import require_new_folder, write_atomically
 from fedrec.runtime.process import Fork, interrupting, raise_if_interrupted

@@ -14,11 +14,11 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.messages import TrainSum
 from fedrec.protocol.secure import SEALED_BYTES
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.secure import keys, vector
-from fedrec.secure.vector import SentShape, bits_for, from_fixed_point, limit, to_fixed_point
+from fedrec.secure.vector import _SentShape, bits_for, from_fixed_point, limit, to_fixed_point
 
 # A node's reply as one vector of integers, and the sum of several vectors as a reply.
 
@@ -57,9 +57,7 @@ def test_a_table_of_few_rows_is_sent_whole(theta):
     shapes = vector.shapes_of({"w": theta["w"]}, None)
     rows = SparseUpdate((2, 3), np.array([1]), np.ones((1, 3)), drift=-0.5)
     found = vector.decoded(
-        vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, 40, 1),
-        shapes,
-        40,
+        vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, 40, 1), shapes, 40
     )
     np.testing.assert_allclose(
         found.total["w"], -0.5 * theta["w"].astype(float) + [[0] * 3, [1] * 3], atol=2**-40
@@ -85,7 +83,7 @@ def test_of_a_symmetric_parameter_one_half_is_sent():
 
 
 def test_only_protected_parameters_are_sent(theta):
-    assert vector.shapes_of(theta, Protection(1.0, 2, ("w",))) == {"w": SentShape((2, 3))}
+    assert vector.shapes_of(theta, Protection(1.0, 2, ("w",))) == {"w": _SentShape((2, 3))}
     assert list(vector.shapes_of(dict(reversed(theta.items())), None)) == ["b", "e", "w"]
 
 
@@ -281,8 +279,8 @@ def test_secrets_for_different_purposes_differ():
 def test_the_keystream_is_chacha20():
     """RFC 8439, appendix A.1, test vector 1: key and nonce zero, counter 0."""
     first = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-    assert keys.keystream(bytes(32), 4).astype("<u8").tobytes().hex() == first
-    assert np.array_equal(keys.keystream(bytes(32), 2), keys.keystream(bytes(32), 4)[:2])
+    assert keys._keystream(bytes(32), 4).astype("<u8").tobytes().hex() == first
+    assert np.array_equal(keys._keystream(bytes(32), 2), keys._keystream(bytes(32), 4)[:2])
 
 
 @pytest.mark.parametrize("key", [bytes(32), bytes(31), b""])

@@ -14,11 +14,11 @@ from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    TrainOrder,
     pack_order,
     read_arrays,
     unpack_sum,
 )
-from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.secure import UnmaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from fedrec.protocol.updates import dense_change
@@ -27,7 +27,7 @@ from fedrec.secure.session import Session
 from fedrec.secure.vector import digest_of, session_bits
 from server.nodes import call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
-from simulations.deployment.pki import Authority
+from simulations.deployment.layout import Authority
 from simulations.deployment.shards import cut
 from simulations.engines.grid import FIRST_NODE_ID, SerialGrid, contexts_of
 from tests.clients.device.test_device_node import files_of
@@ -184,9 +184,9 @@ class Dialogue:
         return Identity(issued.key, issued.certificate, judge)
 
     def deal(self):
-        self.session.take_shares(
-            {p: secure.share(self.nodes[p], order) for p, order in self.share_orders.items()}
-        )
+        self.session.dealt = {
+            p: secure.share(self.nodes[p], order) for p, order in self.share_orders.items()
+        }
         self.mask_orders = self.session.mask_orders()
         return self
 

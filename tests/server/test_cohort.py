@@ -9,8 +9,7 @@ import pytest
 from flwr.app import Error, Message
 
 from fedrec.errors import ClientError, EngineError, RunError
-from fedrec.protocol.messages import pack_presence
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import Presence, pack_presence
 from server.checkpoint import Checkpoints, State
 from server.nodes import Roster, _balanced, call_roster
 from server.samplers import (

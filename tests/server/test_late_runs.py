@@ -14,8 +14,7 @@ from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
-from fedrec.protocol.messages import pack_sum, unpack_order, writable_arrays
-from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.messages import TrainOrder, TrainSum, pack_sum, unpack_order, writable_arrays
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves

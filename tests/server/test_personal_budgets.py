@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import ExperimentError, RunError
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import Presence
 from fedrec.runs.folder import RunFolder
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts

@@ -22,7 +22,7 @@ from fedrec.protocol.updates import dense_change
 from fedrec.secure import keys as masks
 from fedrec.secure.identity import Identity
 from server.nodes import Roster
-from simulations.deployment.pki import Authority
+from simulations.deployment.layout import Authority
 from simulations.engines.grid import FIRST_NODE_ID
 
 
@@ -43,7 +43,7 @@ def test_a_node_refuses_a_list_of_survivors_that_cannot_be(dialogue, survivors):
     """Too few survivors, without itself, none, or with a node that sent no shares; it still answers
     a valid list afterwards."""
     talk = dialogue()
-    talk.session.take_shares({p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)})
+    talk.session.dealt = {p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)}
     talk.mask_orders = talk.session.mask_orders()
     talk.train(0)
     with pytest.raises(ClientError, match="invalid secure-aggregation message"):
@@ -224,9 +224,9 @@ def test_attack_nodes_get_different_terms(dialogue):
     talk = dialogue()
     lie = replace(talk.share_orders[1], counts=counted([5, 6, 6]))
     orders = {**talk.share_orders, 1: lie}
-    talk.session.take_shares(
-        {place: secure.share(talk.nodes[place], order) for place, order in orders.items()}
-    )
+    talk.session.dealt = {
+        place: secure.share(talk.nodes[place], order) for place, order in orders.items()
+    }
     talk.mask_orders = talk.session.mask_orders()
     for place in range(3):
         with pytest.raises(RefusalError, match="not from its stated sender"):
@@ -260,7 +260,7 @@ def test_attack_the_others_train_something_else(dialogue):
     told = replace(talk.share_orders[2], training=bytes(32))
     talk.session.identifier = bytes(16)
     orders = {**talk.session.share_orders(), 2: replace(told, session=bytes(16))}
-    talk.session.take_shares({p: secure.share(talk.nodes[p], o) for p, o in orders.items()})
+    talk.session.dealt = {p: secure.share(talk.nodes[p], o) for p, o in orders.items()}
     talk.mask_orders = talk.session.mask_orders()
     for place in range(2):  # which were told the truth, and another node was not
         with pytest.raises(RefusalError, match="not from its stated sender"):

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clients.device.own_data import read_own
+from clients.device.node import read_own
 from clients.device.policy import Policy, experiment_of, run_key
 from fedrec.data.catalogue import read_vectors
 from fedrec.data.download import unpack
@@ -26,8 +26,7 @@ from fedrec.data.recognition import recognise
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import override
 from fedrec.privacy.ledger import Ledger
-from fedrec.protocol.messages import pack_order, pack_sum, read_arrays
-from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.messages import TrainOrder, TrainSum, pack_order, pack_sum, read_arrays
 from fedrec.protocol.serialization import _PACKED, for_the_network, from_the_network, to_record
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_text

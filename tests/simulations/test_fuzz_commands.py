@@ -27,9 +27,9 @@ from clients.participation import Participation
 from clients.storage import SessionSecrets
 from fedrec.components import registry
 from fedrec.protocol import messages
-from fedrec.protocol.orders import Presence
+from fedrec.protocol.messages import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
-from server.deployed.discovery import Discovery, write_roster
+from server.deployed.discovery import Discovery, _write_roster
 from simulations import cli
 from tests.simulations.helpers import fuzzed, spliced, told
 
@@ -221,7 +221,7 @@ def test_files_of_a_server(tmp_path, data):
     from server.privacy.personal_budgets import _uploads_in
 
     clients = Presence(0, np.array([1, 2]), np.array([3]))
-    write_roster(tmp_path / "whole.npz", {7: clients})
+    _write_roster(tmp_path / "whole.npz", {7: clients})
     roster = (tmp_path / "whole.npz").read_bytes()
     (tmp_path / "whole.npz").unlink()
     (tmp_path / "roster.npz").write_bytes(damaged(roster, data))

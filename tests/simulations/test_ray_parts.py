@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from simulations.engines.ray import alone, connect, few_processes, started
+from simulations.engines.ray import _few_processes, alone, connect, started
 from tests.simulations.helpers import listening_below, parent_of
 
 # Actors that die while they start, on a local Ray.
@@ -275,10 +275,10 @@ def test_ray_has_what_is_replaced_and_gets_it_back(monkeypatch):
 
     before = (node.Node.start_monitor, node.Node.start_log_monitor, node.Node.start_api_server)
     start = services.start_ray_process
-    with few_processes():
+    with _few_processes():
         assert node.Node.start_monitor is not before[0] and services.start_ray_process is not start
     assert node.Node.start_api_server is before[2] and services.start_ray_process is start
     # workers that get an environment need the agents
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    with few_processes():
+    with _few_processes():
         assert node.Node.start_log_monitor is before[1]

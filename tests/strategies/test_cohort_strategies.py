@@ -22,8 +22,15 @@ from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import pack_each, pack_sum, unpack_each, unpack_order
-from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.messages import (
+    TrainEach,
+    TrainOrder,
+    TrainSum,
+    pack_each,
+    pack_sum,
+    unpack_each,
+    unpack_order,
+)
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible, torch_stream

@@ -28,8 +28,7 @@ from scipy.stats import chi, gamma, kstest
 from fedrec.errors import ExperimentError
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
-from fedrec.protocol.messages import pack_sum, unpack_sum
-from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.messages import TrainSum, pack_sum, unpack_sum
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible
 from simulations.engines.grid import identify_server

@@ -16,9 +16,9 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.metamf import MetaMf
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.messages import TrainEach
 from fedrec.protocol.serialization import from_record
+from fedrec.protocol.updates import ClientArrays, ItemRequests
 from fedrec.rng import stream, torch_stream
 from simulations import runner
 from simulations.engines.grid import SerialGrid

@@ -13,11 +13,9 @@ from flwr.serverapp.strategy.multikrum import select_multikrum
 from fedrec.components.registry import STRATEGY, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.messages import unpack_order
-from fedrec.protocol.orders import Presence, TrainEach, TrainOrder
+from fedrec.protocol.messages import Presence, TrainEach, TrainOrder, unpack_order
 from fedrec.protocol.serialization import to_record
-from fedrec.protocol.updates import SparseUpdate
+from fedrec.protocol.updates import ClientArrays, ItemRequests, SparseUpdate
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
 from server.nodes import Roster

@@ -18,8 +18,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from clients.app import app, node_of
-from clients.device.node import DeviceNode
-from clients.device.own_data import read_own
+from clients.device.node import DeviceNode, read_own
 from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients
 from clients.node import Node
@@ -34,17 +33,20 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     INITIAL,
     ITEMS,
+    EvaluateOrder,
+    ItemQuery,
+    TrainOrder,
     pack_order,
     read_arrays,
     unpack_sum,
     unpack_table,
 )
-from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Secure
-from simulations.deployment.pki import Authority
+from simulations.deployment.layout import Authority
 from simulations.deployment.shards import cut
+from tests import systems
 
 NUMBERED = {"numbers": True}
 
@@ -336,13 +338,20 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
     assert unpack_sum(from_the_network(answer)).clients == len(node.training)
 
 
-def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
-    experiment = load_tiny("engine.path=reference")
+@pytest.mark.parametrize(
+    "system",
+    [("engine.path=reference",), systems.SASREC, systems.GRU4REC, systems.TRANSITIONS],
+    ids=["mf", "sasrec", "gru4rec", "transitions"],
+)
+def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards, system):
+    """Also of systems with order, whose nodes read the times of their own data."""
+    experiment = load_tiny(*system)
+    cut(experiment, shards)
     for place, folder in enumerate(shards):
         simulated = Node(experiment, place, 2, None)
         nodes = own(experiment, folder, partition_id=place, **NUMBERED), simulated
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
-        assert assert_same_sums(nodes, theta, TrainOrder(3, simulated.training)) > 0
+        assert assert_same_sums(nodes, theta, TrainOrder(1, simulated.training)) > 0
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])

@@ -3,6 +3,7 @@
 messages."""
 
 import json
+import math
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
 from clients.device import node as reply_times
-from clients.device.node import own_node
+from clients.device.node import _own_node
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
@@ -28,13 +29,14 @@ from fedrec.protocol.messages import (
     CONFIG,
     INITIAL,
     METRICS,
+    EvaluateOrder,
+    TrainOrder,
     pack_order,
     read_arrays,
     unpack_presence,
     unpack_sum,
     unpack_table,
 )
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.serialization import from_the_network, to_record
 from simulations.deployment.shards import cut
 from tests.clients.device.test_device_node import files_of
@@ -103,9 +105,9 @@ def victim(load_tiny, tmp_path, monkeypatch):
         folder.mkdir()
         return Victim(folder, load_tiny(*overrides), **settings)
 
-    own_node.cache_clear()
+    _own_node.cache_clear()
     yield make
-    own_node.cache_clear()
+    _own_node.cache_clear()
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_an_error_reveals_nothing_of_the_nodes_files(victim):
             (node.folder / "data.csv").unlink()
         if attempt == 2:
             (node.folder / "catalogue.json").write_text(SECRET)
-        own_node.cache_clear()
+        _own_node.cache_clear()
         with pytest.raises(ClientError) as found:
             node.ask("query.hello")
         texts.append(str(found.value))
@@ -225,7 +227,7 @@ def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
     )
     assert node.train(twice).clients == 18
     assert [node.train(order).clients for _ in range(4)] == [18, 18, 0, 0]
-    own_node.cache_clear()  # another process
+    _own_node.cache_clear()  # another process
     assert (
         node.train(
             TrainOrder(3, order.clients, step=order.step, protection=order.protection)
@@ -249,7 +251,7 @@ def weaker(node, **changes):
 IN_ALL_ROUNDS = 'privacy={clip-norm=1.0, epsilon=3.0, delta=1e-5, placement="local"}', "rounds=3"
 COUNTS = LOCAL, "step.name=counts", "model.item-bias=true"
 WEAKER = [
-    *[((LOCAL,), {"noise_scale": scale}) for scale in (0.99, 0.0, float("nan"))],
+    *[((LOCAL,), {"noise_scale": scale}) for scale in (0.99, 0.0, -1.0, math.nan, math.inf)],
     *[((LOCAL,), change) for change in ({"order": 1}, {"mechanism": "laplace"})],
     *[((LOCAL,), {"clip_norm": 5.0, "noise_scale": scale}) for scale in (1.0, 10.0)],
     # counts are non-negative, so replacing a user moves them by sqrt(2) S
@@ -282,10 +284,7 @@ def test_rounds_are_those_of_the_experiment(victim, number):
 
 @pytest.mark.parametrize(
     ("overrides", "changes"),
-    [
-        (COUNTS, {"noise_scale": 0.7072}),
-        (IN_ALL_ROUNDS, {"clip_norm": 1.0, "noise_scale": 5.0}),
-    ],
+    [(COUNTS, {"noise_scale": 0.7072}), (IN_ALL_ROUNDS, {"clip_norm": 1.0, "noise_scale": 5.0})],
 )
 def test_enough_noise_is_accepted(victim, overrides, changes):
     node = victim(*overrides, "sampler.name=full")
@@ -388,10 +387,7 @@ SECTIONS = {
     "step": {"step": {"name": "{}", "epochs": 1}},
     "fine-tune": {"evaluation": {"fine-tune": {"name": "{}"}}},
     "stage": {
-        "strategy": {
-            "name": "two-stage",
-            "stage-one": {"rounds": 1, "step": {"name": "{}"}},
-        }
+        "strategy": {"name": "two-stage", "stage-one": {"rounds": 1, "step": {"name": "{}"}}}
     },
 }
 
@@ -462,7 +458,7 @@ def test_evaluations_are_counted_over_all_runs(victim):
     for probe in range(3):
         assert len(node.evaluate(probe % 3, run=f"{probe:016x}")) == 6
     assert len(node.evaluate(1, run="f" * 16)) == 0
-    own_node.cache_clear()  # another process
+    _own_node.cache_clear()  # another process
     assert len(node.evaluate(1)) == 0
     standard = pack_order(EvaluateOrder(1, None), to_record(node.theta()))
     assert node.ask("evaluate", standard)[METRICS]["num-examples"] == 0
@@ -613,7 +609,7 @@ def test_replies_leave_at_multiples_of_the_owners_interval(victim, monkeypatch, 
         clock.now += clock.work
         yield
 
-    monkeypatch.setattr("clients.app.ended_after", work)
+    monkeypatch.setattr("clients.app._ended_after", work)
     node = victim(LOCAL, "sampler.name=full", **owner)
     theta, found = node.theta(), []
     order = node.order(protection=local(names=theta))

@@ -16,7 +16,7 @@ from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
 from fedrec.models.mf import Mf, MfConfig
 from fedrec.models.neumf import Neumf, NeumfConfig
 from fedrec.models.vae import Ae, Draw, Prior, Vae, VaeConfig, divergence
-from fedrec.protocol.client_arrays import ItemRequests
+from fedrec.protocol.updates import ItemRequests
 from fedrec.rng import torch_stream
 
 # Both autoencoders against `nn.Linear`, `torch.distributions` and the paper's parameter counts.

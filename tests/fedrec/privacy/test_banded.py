@@ -22,7 +22,7 @@ from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.banded import Banded, inverse, sensitivity, square_root
 from fedrec.privacy.mechanisms.base import cost_of, has_memory, mechanism_of
-from fedrec.protocol.orders import Presence, TrainSum
+from fedrec.protocol.messages import Presence, TrainSum
 from fedrec.rng import Reproducible, source_of
 from fedrec.runs.folder import RunFolder
 from server.callbacks import Callback

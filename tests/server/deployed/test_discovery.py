@@ -12,11 +12,18 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
-from fedrec.protocol.messages import pack_arrays, pack_order, pack_presence, pack_sum
-from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
+from fedrec.protocol.messages import (
+    Presence,
+    TrainOrder,
+    TrainSum,
+    pack_arrays,
+    pack_order,
+    pack_presence,
+    pack_sum,
+)
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
-from server.deployed.discovery import Discovery, most_common_parameters, read_roster, write_roster
+from server.deployed.discovery import Discovery, _read_roster, _write_roster, most_common_parameters
 from server.deployed.federation import DeployedFederation, DeployedGrid, _check_registered
 from server.nodes import DroppedReplies, answers
 
@@ -516,9 +523,9 @@ def test_what_was_written_is_read_in_order_whatever_the_ids(tmp_path):
         1: Presence(1, none, np.array([7])),
     }
     file = tmp_path / "roster.npz"
-    assert read_roster(file) == {} and not file.exists()
-    write_roster(file, nodes)
-    found = read_roster(file)
+    assert _read_roster(file) == {} and not file.exists()
+    _write_roster(file, nodes)
+    found = _read_roster(file)
     assert list(found) == list(nodes)
     for node, presence in nodes.items():
         assert found[node].partition == presence.partition
@@ -533,12 +540,12 @@ def test_a_damaged_file_is_refused(tmp_path, content):
     if isinstance(content, dict):
         np.savez(path, **content)
     elif content == "cut":
-        write_roster(path, {1: Presence(0, np.array([4, 9]), np.array([4]))})
+        _write_roster(path, {1: Presence(0, np.array([4, 9]), np.array([4]))})
         path.write_bytes(path.read_bytes()[:-40])
     else:
         path.write_bytes(content)
     with pytest.raises(RunError) as error:
-        read_roster(path)
+        _read_roster(path)
     assert "the nodes are asked again" in error.value.text()
 
 

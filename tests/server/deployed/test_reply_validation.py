@@ -17,8 +17,13 @@ from fedrec.errors import RefusalError
 from fedrec.evaluation.tables import Metrics
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
+    EvaluateOrder,
+    Presence,
+    SentUpdate,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
     pack_each,
     pack_order,
     pack_sum,
@@ -27,18 +32,16 @@ from fedrec.protocol.messages import (
     unpack_each,
     unpack_sum,
 )
-from fedrec.protocol.orders import (
-    EvaluateOrder,
-    Presence,
-    SentUpdate,
-    TrainEach,
-    TrainOrder,
-    TrainSum,
-)
 from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
-from fedrec.protocol.updates import SparseUpdate, dense_change
+from fedrec.protocol.updates import ClientArrays, ItemRequests, SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
-from server.deployed.validation import LARGER, ReplyValidator, evaluated, norm_bounds, of_usual_size
+from server.deployed.validation import (
+    LARGER,
+    ReplyValidator,
+    _norm_bounds,
+    evaluated,
+    of_usual_size,
+)
 from server.evaluation import Evaluator
 from server.nodes import DroppedReplies, Roster
 from simulations.deployment.shards import cut
@@ -624,8 +627,8 @@ def test_it_may_put_ten_times_the_usual_norm_of_all_its_clients_into_one_item(su
     sizes = {node: length(total) / clients for node, (total, clients) in enumerate(sums)}
     usual = sorted(sizes.values())[(NODES - 1) // 2]
     most = LARGER * usual
-    assert norm_bounds({**sizes, 0: 0.999 * most}, deque()).keys() <= sizes.keys() - {0}
-    above = norm_bounds({**sizes, 0: 2 * LARGER * max(sizes.values())}, deque())
+    assert _norm_bounds({**sizes, 0: 0.999 * most}, deque()).keys() <= sizes.keys() - {0}
+    above = _norm_bounds({**sizes, 0: 2 * LARGER * max(sizes.values())}, deque())
     assert above[0] <= 0.5
     moved = most * sums[0][1]
     honest = sum(total["item.id"] for total, _ in sums[1:])

@@ -14,8 +14,7 @@ import yaml
 from fedrec.experiment.loading import load
 from simulations import runner
 from simulations.deployment import launch
-from simulations.deployment.initialise import initialise
-from simulations.deployment.layout import DeploymentConfig
+from simulations.deployment.layout import DeploymentConfig, initialise
 from simulations.deployment.shards import cut_for
 from tests.runs import parameters_in
 from tests.simulations.deployment.federation import allow_any_number_of_runs, free_ports, until

@@ -23,11 +23,10 @@ import tomli_w
 from fedrec.errors import FedrecError
 from fedrec.experiment.loading import load
 from fedrec.runs.folder import RunFolder
-from server.deployed.discovery import read_roster
+from server.deployed.discovery import _read_roster
 from simulations import runner
 from simulations.deployment import launch, operator
-from simulations.deployment.initialise import add_nodes, initialise
-from simulations.deployment.layout import DeploymentConfig
+from simulations.deployment.layout import DeploymentConfig, add_nodes, initialise
 from simulations.deployment.shards import cut_for
 from tests.runs import parameters_in
 from tests.simulations.helpers import parent_of
@@ -192,7 +191,7 @@ class Federation:
 
     def roster(self, name):
         """The clients of each node of a run that train, by Flower's node ids."""
-        found = read_roster(self.folder(name) / "roster.npz")
+        found = _read_roster(self.folder(name) / "roster.npz")
         return {node: presence.training.tolist() for node, presence in found.items()}
 
     def log(self, name):
@@ -240,7 +239,7 @@ class Federation:
         ]
 
     def control(self):
-        from simulations.deployment.flower import Control
+        from simulations.deployment.superlink import Control
 
         return Control(self.deployment)
 

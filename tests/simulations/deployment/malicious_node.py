@@ -17,15 +17,16 @@ from flwr.clientapp import ClientApp
 
 from clients.app import app as honest
 from fedrec.protocol.messages import (
+    Presence,
+    TrainSum,
     pack_arrays,
     pack_presence,
     pack_sum,
     unpack_presence,
     unpack_sum,
 )
-from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_the_network
-from simulations.deployment import flower
+from simulations.deployment import supernode
 
 app = ClientApp()
 
@@ -98,4 +99,4 @@ def evaluate(message, context):
 
 
 if __name__ == "__main__":
-    flower.client_executor(sys.argv[1:], lambda *_: app)
+    supernode.client_executor(sys.argv[1:], lambda *_: app)

@@ -24,10 +24,14 @@ from simulations.cli import app
 from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
-from simulations.deployment.client import ClientPlan, client_processes, prepare, supernode_flags
-from simulations.deployment.initialise import add_nodes, initialise
-from simulations.deployment.layout import Deployment, DeploymentConfig
-from simulations.deployment.pki import private_folder
+from simulations.deployment.client import ClientPlan, _supernode_flags, client_processes, prepare
+from simulations.deployment.layout import (
+    Deployment,
+    DeploymentConfig,
+    add_nodes,
+    initialise,
+    private_folder,
+)
 from simulations.deployment.processes import (
     SERVER,
     check_container_user,
@@ -116,7 +120,7 @@ def test_only_nodes_that_can_run_are_started_here(shards, monkeypatch, capsys):
     (shards.node(4) / "data.csv").write_text("user,item\nb,x\n")
     started = []
     monkeypatch.setattr(client, "run_nodes", lambda processes, _: started.extend(processes))
-    operator.run_nodes_here(shards)
+    operator._run_nodes_here(shards)
     assert [process.name for process in started] == [
         f"node-{number}/{part}" for number in (1, 4) for part in ("supernode", "executor")
     ]
@@ -339,7 +343,7 @@ def test_flowers_parsers_take_our_flags(table):
     assert link.ssl_keyfile and link.database and not getattr(link, "insecure", False)
     executor = parsed("supercore.cli.flower_superexec", "_parse_args", executor)
     assert executor.superexec_auth_secret_file and executor.root_certificates
-    flags = supernode_flags(ClientPlan(Path("/join"), "gateway:8443", bind="0.0.0.0"))
+    flags = _supernode_flags(ClientPlan(Path("/join"), "gateway:8443", bind="0.0.0.0"))
     node = parsed("supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)
     assert node.auth_supernode_private_key == "/join/node.key"
     assert node.isolation == "process" and not node.insecure

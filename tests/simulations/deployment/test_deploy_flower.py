@@ -15,6 +15,7 @@ import uvicorn
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.corestate import sql_corestate
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -28,31 +29,28 @@ from fedrec.errors import ClientError
 from fedrec.runtime.process import Backoff
 from server.deployed import federation as grid
 from simulations import flower_commands
-from simulations.deployment import flower, flower_patches
-from simulations.deployment.entry import own_app
-from simulations.deployment.flower_patches import PacedTime
-from tests.runs import assert_close
-from tests.simulations.deployment.federation import Federation
-from tests.systems import GRU4REC, LAST_OUT, SASREC, TRANSITIONS
+from simulations.deployment import superlink, supernode
 
 # The private parts of Flower that a deployment depends on: if a new version changes one, the test's
 # name tells which.
 
 
-FlowersState = flower.linkstate_factory.SqlLinkState
-superexec = flower_patches.run_superexec.run_superexec
+FlowersState = superlink.linkstate_factory.SqlLinkState
+superexec = supernode.run_superexec.run_superexec
 HANDLERS = (fleet_handlers, link_handlers, node_handlers)
 SOURCES = [
-    (flower.load(), "time.sleep(3)", "time.sleep(0.5)"),
-    (flower.load(), "push_object_contents_from_iterable(", " pull_objects("),
+    (supernode._load(), "time.sleep(3)", "time.sleep(0.5)"),
+    (supernode._load(), "push_object_contents_from_iterable(", " pull_objects("),
+    (inflatable_utils.pull_and_inflate_object_from_tree, "pull_objects("),
+    (inflatable_utils.push_objects, "push_object_contents_from_iterable("),
     *((part.pull_object, ".get_object(") for part in HANDLERS),
     *((part.push_object, "state.store_object(") for part in HANDLERS),
-    (flower_patches.heartbeat.HeartbeatSender, "HEARTBEAT_DEFAULT_INTERVAL"),
+    (supernode.heartbeat.HeartbeatSender, "HEARTBEAT_DEFAULT_INTERVAL"),
     (sql_corestate, "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT"),
     (superexec, "RuntimeHttpClient.from_server_address(", "client.AcquireTask(", "get_executor("),
-    (flower_patches.run_superexec, "time.sleep(task_poll_interval)"),
-    (flower_patches.run_clientapp.run_clientapp, "get_load_client_app_fn(", "install_from_fab(fab"),
-    (flower.linkstate_factory.LinkStateFactory.state, "SqlLinkState("),
+    (supernode.run_superexec, "time.sleep(task_poll_interval)"),
+    (supernode.run_clientapp.run_clientapp, "get_load_client_app_fn(", "install_from_fab(fab"),
+    (superlink.linkstate_factory.LinkStateFactory.state, "SqlLinkState("),
     (FlowersState.store_message_and_object_tree, "self.store_message_ins("),
 ]
 
@@ -64,10 +62,10 @@ def test_flower_calls_by_name_what_is_replaced(part, texts):
 
 
 def test_flowers_settings_are_those_that_are_replaced():
-    assert inspect.ismodule(flower.load().time)
-    for module in (flower_patches.heartbeat, sql_corestate):
+    assert inspect.ismodule(supernode._load().time)
+    for module in (supernode.heartbeat, sql_corestate):
         assert module.HEARTBEAT_DEFAULT_INTERVAL == 30
-    sender = inspect.signature(flower_patches.heartbeat.HeartbeatSender)
+    sender = inspect.signature(supernode.heartbeat.HeartbeatSender)
     assert list(sender.parameters) == ["heartbeat_fn"]
     # if this fails, a new version of Flower may no longer need `TolerantClient`
     assert "except" not in inspect.getsource(superexec).partition("while True")[2]
@@ -79,7 +77,7 @@ def test_a_node_is_lost_after_two_of_our_heartbeats(linked):
     for beat in (state.activate_node, state.acknowledge_node_heartbeat):
         assert beat(node, 30.0)
         (info,) = state.get_node_info(node_ids=[node])
-        assert info.heartbeat_interval == flower_patches.HEARTBEAT == 15.0
+        assert info.heartbeat_interval == supernode.HEARTBEAT == 15.0
 
 
 def test_messages_that_were_not_there_in_time_have_the_codes_that_the_grid_knows():
@@ -93,11 +91,11 @@ def test_an_upload_that_lost_its_place_is_begun_again():
 
 def test_flowers_executor_starts_a_program_for_each_task_and_asks_for_an_executor():
     source = inspect.getsource(superexec)
-    usual = flower_patches.run_superexec.get_executor("subprocess")
+    usual = supernode.run_superexec.get_executor("subprocess")
     assert "subprocess.Popen(args)" in inspect.getsource(type(usual).launch)
-    calls = source + inspect.getsource(flower_patches.run_superexec.AutoExecPlugin.__mro__[1])
+    calls = source + inspect.getsource(supernode.run_superexec.AutoExecPlugin.__mro__[1])
     for name in ("get_eligible_capacity", "launch", "reconcile", "close"):
-        assert callable(getattr(flower.ForkExecutor, name)) and f"executor.{name}" in calls
+        assert callable(getattr(supernode._ForkExecutor, name)) and f"executor.{name}" in calls
 
 
 def test_an_executor_repeats_a_call_that_failed_on_the_server(monkeypatch):
@@ -110,15 +108,15 @@ def test_an_executor_repeats_a_call_that_failed_on_the_server(monkeypatch):
             httpx.Response(status, request=asked).raise_for_status()
         return request
 
-    client = flower_patches.TolerantClient
-    monkeypatch.setattr(flower_patches, "AGAIN", 0.0)
+    client = supernode._TolerantClient
+    monkeypatch.setattr(supernode, "AGAIN", 0.0)
     monkeypatch.setattr(client.__bases__[0], "AcquireTask", acquire)
     assert client("https://superlink").AcquireTask("task") == "task"
     with pytest.raises(httpx.HTTPStatusError):
         client("https://superlink").AcquireTask("task")
 
 
-@pytest.mark.parametrize("name", [flower.SERVER_APP, flower.CLIENT_APP])
+@pytest.mark.parametrize("name", [supernode.SERVER_APP, supernode.CLIENT_APP])
 def test_flowers_commands_for_tasks_take_our_arguments(name, monkeypatch):
     taken = {}
     command = inspect.getmodule(flower_commands.load(name))
@@ -128,16 +126,16 @@ def test_flowers_commands_for_tasks_take_our_arguments(name, monkeypatch):
         monkeypatch.setattr(command, part, lambda *given: given, raising=False)
     task = SimpleNamespace(runtime_api_address="a:1", token="t", root_certificates_path="ca.crt")
     monkeypatch.setattr(sys, "argv", [])
-    flower._work_on(name, task)
+    supernode._work_on(name, task)
     assert taken["runtime_api_address"] == "a:1" and taken["token"] == "t"
     assert taken["certificates"] == ("ca.crt", False) and taken["parent_pid"] == os.getppid()
     assert taken["runtime_dependency_install"] is False
 
 
 def test_the_kinds_of_tasks_are_flowers():
-    kinds = flower_patches.run_superexec.AutoExecPlugin.supported_task_types
-    for kind in (flower.SERVER_APP, flower.CLIENT_APP):
-        executor = flower.ForkExecutor(kind, lambda spec: None, Backoff(1, 1))
+    kinds = supernode.run_superexec.AutoExecPlugin.supported_task_types
+    for kind in (supernode.SERVER_APP, supernode.CLIENT_APP):
+        executor = supernode._ForkExecutor(kind, lambda spec: None, Backoff(1, 1))
         assert executor.get_eligible_capacity(kinds) == ({kind}, set())
 
 
@@ -146,16 +144,16 @@ def test_the_superlink_waits_for_its_database_as_long_as_we_say(tmp_path):
     waits = []
     database = str(tmp_path / "superlink.db")
     store = ObjectStoreFactory(database).store()
-    state = flower.SuperLinkState(database, SimpleNamespace(), store)
+    state = superlink._SuperLinkState(database, SimpleNamespace(), store)
     state.initialize()
-    listener = (Pool, "checkout", flower._wait_longer)
-    for patch in (lambda: None, flower.wait_for_database):
+    listener = (Pool, "checkout", superlink._wait_longer)
+    for patch in (lambda: None, superlink._wait_for_database):
         patch()
         for part in (state, store):
             with part.session() as session:
                 waits.append(session.execute(text("PRAGMA busy_timeout")).scalar())
     event.remove(*listener)
-    assert waits == [5000, 5000, flower.DATABASE_WAIT_MS, flower.DATABASE_WAIT_MS]
+    assert waits == [5000, 5000, superlink.DATABASE_WAIT_MS, superlink.DATABASE_WAIT_MS]
 
 
 def test_sleeps_grow_until_there_is_work(monkeypatch):
@@ -165,14 +163,14 @@ def test_sleeps_grow_until_there_is_work(monkeypatch):
     assert backoff.next() == 0.1
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    paced = PacedTime(lambda seconds: seconds / 2)
+    paced = supernode._PacedTime(lambda seconds: seconds / 2)
     paced.sleep(3)
     assert slept == [1.5] and paced.monotonic() > 0
 
 
 def test_an_executor_asks_ever_more_rarely_until_there_is_work():
     backoff = Backoff(0.1, 1.0)
-    executor = flower.ForkExecutor(flower.CLIENT_APP, lambda spec: None, backoff)
+    executor = supernode._ForkExecutor(supernode.CLIENT_APP, lambda spec: None, backoff)
     assert backoff.next() < backoff.next()
     executor.launch(SimpleNamespace(task_id=1))
     assert backoff.next() == 0.1
@@ -181,7 +179,7 @@ def test_an_executor_asks_ever_more_rarely_until_there_is_work():
 
 
 def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
-    pace = flower.NodePace()
+    pace = supernode._NodePace()
     idle = [pace(3) for _ in range(20)]
     assert idle[0] == 0.1 and sorted(idle) == idle and idle[-1] == 3.0
     looks = [pace(0.5) for _ in range(60)]
@@ -199,22 +197,22 @@ def test_a_web_server_ends_soon_and_looks_seldom():
             return next(looks)
 
     started = time.monotonic()
-    asyncio.run(flower_patches.ticking(Server()))
-    assert time.monotonic() - started >= 2 * flower_patches.TICK
+    asyncio.run(supernode.ticking(Server()))
+    assert time.monotonic() - started >= 2 * supernode.TICK
     assert "main_loop" in vars(uvicorn.Server) and "on_tick" in vars(uvicorn.Server)
 
 
 @pytest.fixture
 def memory(identity, monkeypatch):
     """A SuperNode's state, created as by Flower."""
-    factory = flower.nodestate_factory
-    monkeypatch.setattr(factory, "InMemoryNodeState", flower.SuperNodeState)
+    factory = supernode.nodestate_factory
+    monkeypatch.setattr(factory, "InMemoryNodeState", supernode._SuperNodeState)
     return factory.NodeStateFactory(ObjectStoreFactory()).state()
 
 
 def test_flower_does_not_answer_for_a_process_that_failed(identity):
     """If this fails, a new version of Flower may no longer need `AnsweringState`."""
-    memory = flower.nodestate_factory.InMemoryNodeState(ObjectStoreFactory().store())
+    memory = supernode.nodestate_factory.InMemoryNodeState(ObjectStoreFactory().store())
     _, task = received(memory, 1)
     memory.get_messages_legacy(is_reply=False)
     assert memory.finish_task(task, "failed", "killed") and not replies(memory)
@@ -224,7 +222,7 @@ def received(memory, number):
     """A message as stored by the SuperNode's loop, and the id of its running task."""
     message = Message(RecordDict(), 1, "train")
     message.metadata.__dict__["_message_id"] = f"message-{number}"
-    task = memory.create_task(task_type=flower.CLIENT_APP, run_id=message.metadata.run_id)
+    task = memory.create_task(task_type=supernode.CLIENT_APP, run_id=message.metadata.run_id)
     memory.store_message(message)
     assert memory.claim_task(task) and memory.activate_task(task)
     return message, task
@@ -294,46 +292,16 @@ def test_what_is_done_is_not_kept(memory):
 
 
 def test_a_node_runs_its_own_code_and_only_with_its_own_version():
-    assert isinstance(own_app("fedrec/fedrec", __version__, "whatever"), ClientApp)
+    assert isinstance(supernode._own_app("fedrec/fedrec", __version__, "whatever"), ClientApp)
     if __version__ != "0+unknown":
         with pytest.raises(ClientError, match="different versions"):
-            own_app("fedrec/fedrec", "99.0", "whatever")
+            supernode._own_app("fedrec/fedrec", "99.0", "whatever")
 
 
 @pytest.fixture
 def linked(tmp_path):
     """A SuperLink's state with the patches."""
     store = ObjectStoreFactory().store()
-    state = flower.SuperLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
+    state = superlink._SuperLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
     state.initialize()
     return state
-
-
-# Systems with order on real processes, whose nodes read the times of their own data: the parameters
-# of a simulation.
-
-# Biases of keys have no gradient but rounding, which Adam on the server would make large.
-PLAIN = (*SASREC, "strategy={name='fedavg'}")
-
-
-@pytest.fixture(scope="module")
-def ordered(small, tmp_path_factory):
-    """A running deployment of two nodes, each with all but the last items of its users."""
-    table = small() | {"split": {"name": "leave-one-out"}}
-    made = Federation(tmp_path_factory.mktemp("order") / "deployment", table)
-    try:
-        yield made.up()
-    finally:
-        made.down()
-
-
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("name", "system"), [("sasrec", PLAIN), ("gru4rec", GRU4REC), ("transitions", TRANSITIONS)]
-)
-def test_the_same_parameters_as_in_a_simulation(ordered, tmp_path, name, system):
-    settings = [one for one in system if one not in LAST_OUT]
-    ordered.must_run(name, *settings)
-    simulated = ordered.simulated(tmp_path / "simulated", *settings)
-    assert_close(ordered.parameters(name), simulated, rtol=1e-5, atol=1e-6)

@@ -20,10 +20,9 @@ import pytest
 
 from simulations.deployment import operator
 from simulations.deployment.client import ClientPlan, client_processes, prepare
-from simulations.deployment.initialise import revoke
-from simulations.deployment.pki import Authority, NodeKey, new_secret, write_private
+from simulations.deployment.layout import Authority, NodeKey, new_secret, revoke, write_private
 from simulations.deployment.processes import environment_of
-from simulations.engines.flower import app_folder
+from simulations.engines.flower import _app_folder
 from simulations.flower_commands import script
 from tests.runs import assert_close
 from tests.simulations.deployment.federation import (
@@ -213,7 +212,7 @@ def malicious(federation, number, claims):
     supernode, executor = client_processes(plan)
     script = str(Path(__file__).with_name("malicious_node.py"))
     speaks = (
-        "import sys; from simulations.deployment.flower import supernode; supernode(sys.argv[1:])"
+        "import sys; from simulations.deployment import supernode as n; n.supernode(sys.argv[1:])"
     )
     commands = (
         (supernode, (sys.executable, "-c", speaks, *supernode.command[1:])),
@@ -352,7 +351,7 @@ def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp
 def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.runs())
-    app = app_folder(tmp_path / "fedrec")
+    app = _app_folder(tmp_path / "fedrec")
     done = flwr(["run", str(app), "x"], attacker(federation.deployment.gateway))
     assert done.returncode != 0
     with federation.control() as control:

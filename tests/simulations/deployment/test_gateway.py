@@ -44,10 +44,11 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from simulations import flower_commands
-from simulations.deployment import flower, flower_patches, pki
-from simulations.deployment.flower_patches import BELIEVED, POLL_PATH, AnswerIdleNodes, EmptyQueues
-from simulations.deployment.pki import Authority, NodeKey, write_private
+from simulations.deployment import gateway as proxy
+from simulations.deployment import superlink, supernode
+from simulations.deployment.layout import Authority, NodeKey, write_private
 from simulations.deployment.processes import flags
+from simulations.deployment.superlink import BELIEVED, POLL_PATH, _AnswerIdleNodes, _EmptyQueues
 from tests.simulations.deployment.federation import free_ports, until
 
 # The gateway forwards nodes' calls and nothing else, over real TLS.
@@ -351,7 +352,7 @@ KEY = public_key_to_bytes(PUBLIC)
 
 def test_a_queue_is_empty_until_a_message_is_stored_and_not_for_ever():
     moment = [0.0]
-    queues = EmptyQueues(lambda: moment[0])
+    queues = _EmptyQueues(lambda: moment[0])
     assert NODE not in queues
     queues.none_found(NODE, queues.messages(NODE))
     assert NODE in queues and NODE + 1 not in queues
@@ -374,7 +375,7 @@ async def held(queues, seconds=30.0):
 
 
 def waiting_queues():
-    queues = EmptyQueues()
+    queues = _EmptyQueues()
     queues.none_found(NODE, 0)
     return queues
 
@@ -419,7 +420,7 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
         ended = SimpleNamespace(
             config=SimpleNamespace(app=app), on_tick=AsyncMock(return_value=True)
         )
-        await flower_patches.until_it_ends(ended)
+        await superlink._until_it_ends(ended)
         await asyncio.wait_for(call, 10)
         await asyncio.wait_for(queues.wait(NODE, 30.0), 10)
 
@@ -428,20 +429,20 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
 
 def test_a_node_asks_again_at_once_after_an_answer_that_was_held():
     moment = [0.0]
-    pace = flower.NodePace(lambda: moment[0])
+    pace = supernode._NodePace(lambda: moment[0])
     sleeps = [pace(3.0) for _ in range(30)]  # answered at once
-    assert sleeps[0] == flower.FIRST_POLL and sleeps[-1] == 3.0
-    moment[0] += sleeps[-1] + flower.HELD_LONG + 1.0
-    assert pace(3.0) == flower.FIRST_POLL
+    assert sleeps[0] == supernode.FIRST_POLL and sleeps[-1] == 3.0
+    moment[0] += sleeps[-1] + supernode.HELD_LONG + 1.0
+    assert pace(3.0) == supernode.FIRST_POLL
 
 
 class Calls:
     """A SuperLink with one node, and the number of calls of its own code."""
 
     def __init__(self):
-        self.queues, self.passed = EmptyQueues(), []
-        state = SimpleNamespace(empty_queues=self.queues, nodes={KEY: NODE})
-        app = FastAPI(middleware=[Middleware(AnswerIdleNodes, state=state, held=0.01)])
+        self.queues, self.passed = _EmptyQueues(), []
+        state = SimpleNamespace(empty_queues=self.queues, get_node_id_by_public_key={KEY: NODE}.get)
+        app = FastAPI(middleware=[Middleware(_AnswerIdleNodes, state=state, held=0.01)])
 
         async def usual(request: Request) -> Response:
             self.passed.append(await request.body())
@@ -504,44 +505,27 @@ def test_everything_else_is_left_to_flower_with_its_body(calls, call):
     assert calls.passed == [call.get("body", asked)]
 
 
-def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
-    looked, usual = [], flower.linkstate_factory.SqlLinkState
-
-    def found(_, key):
-        looked.append(key)
-        return NODE if len(looked) == 1 else None
-
-    monkeypatch.setattr(usual, "get_node_id_by_public_key", found)
-    monkeypatch.setattr(usual, "delete_node", lambda *_: None)
-    state = flower.SuperLinkState(":memory:", SimpleNamespace(), SimpleNamespace())
-    assert [state.get_node_id_by_public_key(KEY) for _ in range(2)] == [NODE, NODE]
-    assert len(looked) == 1
-    state.delete_node("", NODE)
-    assert state.get_node_id_by_public_key(KEY) is None
-    assert state.get_node_id_by_public_key(KEY) is None and len(looked) == 3
-
-
 def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):
     monkeypatch.setattr(uvicorn.Config, "load", uvicorn.Config.load)
     monkeypatch.setattr(uvicorn.Server, "main_loop", uvicorn.Server.main_loop)
-    flower_patches.answer_idle_nodes()
-    state = SimpleNamespace(empty_queues=EmptyQueues())
+    superlink._answer_idle_nodes()
+    state = SimpleNamespace(empty_queues=_EmptyQueues())
     app = FastAPI()
     app.state.linkstate_factory = SimpleNamespace(state=lambda: state)
     config = uvicorn.Config(app)
     config.load()
-    assert isinstance(config.loaded_app, AnswerIdleNodes)
-    assert uvicorn.Server.main_loop is flower_patches.until_it_ends
+    assert isinstance(config.loaded_app, _AnswerIdleNodes)
+    assert uvicorn.Server.main_loop is superlink._until_it_ends
     source = inspect.getsource(inspect.getmodule(flower_commands.load("flower-superlink")))
     assert "uvicorn.run(" in source and "main_loop" in vars(uvicorn.Server)
 
 
 def test_headers_and_ages_of_signatures_are_flowers():
-    assert pki.TIMESTAMP == TIMESTAMP_HEADER
-    assert pki.PUBLIC_KEY == FLEET_HTTP_PUBLIC_KEY_HEADER
-    assert pki.SIGNATURE == FLEET_HTTP_SIGNATURE_HEADER
-    assert pki.EARLIEST == SYSTEM_TIME_TOLERANCE
-    assert pki.OLDEST == TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+    assert proxy.TIMESTAMP == TIMESTAMP_HEADER
+    assert proxy.PUBLIC_KEY == FLEET_HTTP_PUBLIC_KEY_HEADER
+    assert proxy.SIGNATURE == FLEET_HTTP_SIGNATURE_HEADER
+    assert proxy.EARLIEST == SYSTEM_TIME_TOLERANCE
+    assert proxy.OLDEST == TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
 
 def test_flower_answers_an_idle_node_at_once():

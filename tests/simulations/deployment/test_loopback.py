@@ -312,14 +312,6 @@ def test_no_name_rating_time_or_list_of_items_leaves_a_client(recorded):
         assert file.files
 
 
-def test_the_search_would_find_them(recorded):
-    """The file itself, as if a client sent its data."""
-    text = (recorded.path / "own-1.csv").read_bytes()
-    assert (
-        USERS[0].encode() in text and str(TIME + 3).encode() in text and RATINGS[0].encode() in text
-    )
-
-
 def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
     roster = recorded.roster("traffic")
     assert sorted(map(len, roster.values())) == [1, 1]

@@ -30,22 +30,21 @@ from clients.device.node import _identity
 from fedrec.errors import EngineError, RunError
 from fedrec.runtime.process import Fork
 from simulations.cli import app
-from simulations.deployment import flower, gateway, operator, pki
+from simulations.deployment import gateway, layout, operator, superlink, supernode
 from simulations.deployment.client import ClientPlan, prepare
-from simulations.deployment.initialise import (
+from simulations.deployment.layout import (
+    Authority,
+    Deployment,
+    DeploymentConfig,
+    NodeKey,
     add_nodes,
+    days_left,
     days_of_certificates,
     initialise,
-    renew,
-    revoke,
-)
-from simulations.deployment.layout import Deployment, DeploymentConfig
-from simulations.deployment.pki import (
-    Authority,
-    NodeKey,
-    days_left,
     new_secret,
     private_folder,
+    renew,
+    revoke,
     write_private,
 )
 from simulations.deployment.processes import Process, Supervisor
@@ -66,7 +65,7 @@ def made(tmp_path):
 def ending(monkeypatch):
     """Certificates that are issued within the block end after ten days."""
     with monkeypatch.context() as patch:
-        patch.setattr(pki, "_ISSUED_DAYS", 10)
+        patch.setattr(layout, "_ISSUED_DAYS", 10)
         yield patch
 
 
@@ -121,7 +120,7 @@ def ended(monkeypatch):
 
     def make(path, days):
         with monkeypatch.context() as patch:
-            patch.setattr(pki, days, -0.02)
+            patch.setattr(layout, days, -0.02)
             return initialise(path, DeploymentConfig.parse({"nodes": 2}, at="deployment"))
 
     return make
@@ -167,14 +166,14 @@ def test_a_call_from_a_clock_that_is_wrong_is_refused(made, seconds, fault):
     key = load_ssh_private_key((made.node(1) / "node.key").read_bytes(), None)
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
     timestamp = now.isoformat()
-    public = pki.as_sent((made.node(1) / "node.pub").read_bytes())
+    public = gateway.as_sent((made.node(1) / "node.pub").read_bytes())
     signature = key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
     headers = {
-        pki.PUBLIC_KEY: b64encode(public).decode(),
-        pki.SIGNATURE: b64encode(signature).decode(),
-        pki.TIMESTAMP: timestamp,
+        gateway.PUBLIC_KEY: b64encode(public).decode(),
+        gateway.SIGNATURE: b64encode(signature).decode(),
+        gateway.TIMESTAMP: timestamp,
     }
-    found = gateway.NodeSignatures(made.path / "nodes").refusal(headers)
+    found = gateway._NodeSignatures(made.path / "nodes").refusal(headers)
     assert found is None if fault is None else fault in found
 
 
@@ -206,7 +205,7 @@ def test_registering_removes_revoked_nodes_from_the_superlink(made, monkeypatch)
         register=lambda key, name: calls.append(("register", key)) or 7,
         unregister=lambda key: calls.append(("unregister", key)),
     )
-    monkeypatch.setattr(flower, "Control", lambda _: nullcontext(fake))
+    monkeypatch.setattr(superlink, "Control", lambda _: nullcontext(fake))
     operator.register_nodes(revoke(made, "node-2"))
     assert calls == [("register", keys[1]), ("register", keys[3]), ("unregister", keys[2])]
 
@@ -215,7 +214,7 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
     key = (made.node(1) / "node.pub").read_bytes()
     seen = {"status": "online", "heartbeat_interval": 15.0, "online_until": 9.0}
     nodes = [
-        SimpleNamespace(node_id=3, name="a", public_key=pki.as_sent(key), **seen),
+        SimpleNamespace(node_id=3, name="a", public_key=gateway.as_sent(key), **seen),
         SimpleNamespace(node_id=4, name="b", public_key=b"another", **seen),
     ]
 
@@ -224,26 +223,26 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
         assert found.status != "unregistered"  # which Flower answers with an error
         found.status = "unregistered"
 
-    superlink = object.__new__(flower.Control)
+    link = object.__new__(superlink.Control)
     listed = SimpleNamespace(nodes_info=nodes)
     calls = {"ListNodes": lambda: listed, "UnregisterNode": removed}
-    superlink._call = lambda name, **fields: calls[name](**fields)
-    assert superlink.unregister(key)
+    link._call = lambda name, **fields: calls[name](**fields)
+    assert link.unregister(key)
     assert [node.status for node in nodes] == ["unregistered", "online"]
-    assert [node.node_id for node in superlink.nodes()] == [4]
-    assert not superlink.unregister(key)
+    assert [node.node_id for node in link.nodes()] == [4]
+    assert not link.unregister(key)
 
 
 def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(gateway, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    known = gateway.NodeSignatures(made.path / "nodes")
-    key = pki.as_sent((made.node(2) / "node.pub").read_bytes())
+    known = gateway._NodeSignatures(made.path / "nodes")
+    key = gateway.as_sent((made.node(2) / "node.pub").read_bytes())
     assert known._knows(key)
     revoke(made, "node-2")
     clock[0] += gateway._FORGET + 1
     assert not known._knows(key)
-    assert known._knows(pki.as_sent((made.node(1) / "node.pub").read_bytes()))
+    assert known._knows(gateway.as_sent((made.node(1) / "node.pub").read_bytes()))
 
 
 def test_status_says_when_certificates_end(ending, tmp_path):
@@ -311,15 +310,6 @@ def test_another_authority_or_name_is_refused(files, authority, name):
         shake_hands(files, authority, name)
 
 
-def test_openssl_verifies_the_chain(files):
-    command = "openssl verify -x509_strict -purpose sslserver -CAfile ca.crt server.crt"
-    try:
-        done = subprocess.run(command.split(), cwd=files, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl here")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_node_keys_are_pairs_that_openssh_reads():
     one, other = NodeKey.create(), NodeKey.create()
     private, public = load_ssh_private_key(one.private, None), load_ssh_public_key(one.public)
@@ -353,7 +343,7 @@ def ended_of_node_pool(pool, count):
     return pool._restarts["supernode"] >= count
 
 
-@pytest.mark.parametrize(("status", "lines"), [(flower.REFUSED, 1), (1, 0)])
+@pytest.mark.parametrize(("status", "lines"), [(supernode.REFUSED, 1), (1, 0)])
 def test_a_refused_key_is_reported_once_on_the_terminal(tmp_path, capsys, status, lines):
     process = Process("supernode", ("refused",))
     pool = Supervisor([process], tmp_path, mains={"refused": lambda _: sys.exit(status)})
@@ -367,7 +357,7 @@ def test_a_refused_key_is_reported_once_on_the_terminal(tmp_path, capsys, status
 @pytest.mark.parametrize("status", [401, 403, 412, 503])
 def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, capfd, status):
     """In a fork, because Flower ends the process."""
-    loop = flower.load()
+    loop = supernode._load()
     server = httpx.MockTransport(lambda asked: httpx.Response(status, request=asked))
     monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=server))
 
@@ -376,10 +366,10 @@ def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, 
         with loop._init_connection("gateway:1", True, max_retries=0):
             raise AssertionError("there is no connection")
 
-    child = Fork(lambda: flower.ending_as_refused(connect)).pid
+    child = Fork(lambda: supernode._ending_as_refused(connect)).pid
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     refused = "the server does not accept this node's key" in capfd.readouterr().err
-    assert (ended, refused) == ((1, False) if status == 503 else (flower.REFUSED, True))
+    assert (ended, refused) == ((1, False) if status == 503 else (supernode.REFUSED, True))
 
 
 # The supervisor: restarts processes that end, waits for required files, leaves nothing behind.
