@@ -13,8 +13,7 @@ import pandas as pd
 from fedrec.components.registry import DATASET
 from fedrec.data.catalogue import read_rows
 from fedrec.data.columns import ids_of
-from fedrec.data.features import Feature, FeatureTable, Vectors, known_labels
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions, Vectors, known_labels
 from fedrec.data.population import Population
 from fedrec.data.readers.table import TableConfig, indexed
 from fedrec.data.splits.rules import Partition

@@ -183,8 +183,7 @@ def world():
     training rows."""
     import numpy as np
 
-    from fedrec.data.features import Feature, FeatureTable
-    from fedrec.data.interactions import Interactions
+    from fedrec.data.interactions import Feature, FeatureTable, Interactions
     from fedrec.data.population import Population
     from fedrec.data.splits.rules import Partition
 

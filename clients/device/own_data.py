@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrec.data.catalogue import Catalogue
-from fedrec.data.features import Feature, FeatureTable, known_labels
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions, known_labels
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition, partition_by
 from fedrec.data.tables import Columns, TableLayout, read_table, table_start

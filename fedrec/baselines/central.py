@@ -21,8 +21,7 @@ from fedrec.baselines.training import (
 )
 from fedrec.components.registry import MODEL, resolve
 from fedrec.config import Width, fits
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import Schema, last_items
+from fedrec.data.interactions import FeatureNames, Schema, last_items
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import HistoryModel, Model, is_generated

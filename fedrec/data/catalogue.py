@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import Feature, FeatureTable, Vectors
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions, Vectors
 from fedrec.errors import DataError
 from fedrec.runtime.files import read_json, write_atomically
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.errors import DataError
 
 _DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year

@@ -13,8 +13,7 @@ import numpy as np
 from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import Interactions, Schema, time_weighted
+from fedrec.data.interactions import FeatureNames, Interactions, Schema, time_weighted
 from fedrec.data.malicious_users import Known, with_malicious
 from fedrec.data.perturbation import Perturbed, apply_perturbation, perturbation_of
 from fedrec.data.reader import Reader, data_directory

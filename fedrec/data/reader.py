@@ -21,8 +21,7 @@ import pandas as pd
 from fedrec.config import Config
 from fedrec.data.catalogue import read_vectors, vector_files
 from fedrec.data.columns import index_rows
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureNames, Interactions
 from fedrec.data.tables import Columns, TableLayout, read_table
 from fedrec.errors import DataError, missing_file
 

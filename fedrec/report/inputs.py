@@ -10,7 +10,7 @@ from typing import Any
 
 from fedrec.components import registry
 from fedrec.config import Config
-from fedrec.data.features import FeatureNames
+from fedrec.data.interactions import FeatureNames
 from fedrec.data.population import reader_of
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import make_baseline

@@ -14,8 +14,7 @@ import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
 from fedrec.components.registry import ATTACK, BASELINE, DATASET, METRIC, SPLIT
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions
 from fedrec.data.population import Population, read_interactions, reader_of
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import ComponentError, DataError

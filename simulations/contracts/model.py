@@ -18,8 +18,7 @@ from clients.node import Node
 from clients.round import train_clients
 from clients.step import keeps_state
 from fedrec.components.registry import MODEL, covers_overrides
-from fedrec.data.features import FeatureNames, FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureNames, FeatureTable, Schema
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model

@@ -15,7 +15,7 @@ import pandas as pd
 import tomli_w
 
 from fedrec.data.catalogue import Catalogue
-from fedrec.data.features import SEVERAL, Feature
+from fedrec.data.interactions import SEVERAL, Feature
 from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.files import write_atomically

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Baseline
-from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.evaluation.central import CentralEvaluation

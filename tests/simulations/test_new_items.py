@@ -19,8 +19,7 @@ from fedrec.baselines.linear import (
     Puresvd,
     PuresvdConfig,
 )
-from fedrec.data.features import FeatureTable, Vectors
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions, Vectors
 from fedrec.data.population import POPULATIONS
 from fedrec.data.splits.folds import NewItems, NewItemsConfig
 from fedrec.errors import DataError, ExperimentError

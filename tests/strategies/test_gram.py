@@ -14,8 +14,7 @@ from scipy.sparse import csr_array
 import fedrec
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, Ease, EaseConfig, solved
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load

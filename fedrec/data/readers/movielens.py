@@ -11,8 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions
 from fedrec.data.reader import Archive, DatasetSource, Reader, ReaderConfig
 from fedrec.data.tables import Columns, TableLayout, read_table
 from fedrec.errors import DataError

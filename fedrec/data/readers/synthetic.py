@@ -25,8 +25,7 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.rng import stream
 from fedrec.runtime.ragged import spans, within_groups

@@ -20,8 +20,7 @@ import pandas as pd
 from pydantic import Field
 
 from fedrec.data.columns import ids_of, index_rows, numbers_of, times_of
-from fedrec.data.features import Feature, FeatureNames, FeatureTable, labelled
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions, labelled
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.tables import Columns, TableLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError, did_you_mean

@@ -23,7 +23,7 @@ from fedrec.attacks.membership import (
     top_lists,
     train_forest,
 )
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import marked

@@ -14,8 +14,7 @@ from torch.utils import _foreach_utils
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, solved
 from fedrec.baselines.simple import Popularity
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import DataError, ExperimentError

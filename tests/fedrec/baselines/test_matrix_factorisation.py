@@ -14,7 +14,7 @@ from fedrec.baselines.pairwise import _epoch
 from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.baselines.training import _ranked_others
 from fedrec.data.client_data import nth_outside
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines

@@ -15,8 +15,13 @@ from scipy.stats import chisquare
 
 from fedrec.components import registry
 from fedrec.data.client_data import draw_negatives, nth_outside
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Interactions, time_weighted
+from fedrec.data.interactions import (
+    Feature,
+    FeatureNames,
+    FeatureTable,
+    Interactions,
+    time_weighted,
+)
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import check_independent_clients
 from fedrec.data.readers import synthetic

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedrec.data import population as population_module
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population, PopulationCache, read_interactions
 from fedrec.data.splits.rules import Partition, partition_by

@@ -11,8 +11,7 @@ import pytest
 
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.catalogue import Catalogue, read_vectors
-from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions, Vectors
 from fedrec.data.reader import data_directory
 from fedrec.data.readers.published import AmazonUpc
 from fedrec.data.readers.table import Table

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.data.columns import index_rows
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.splits.folds import read_test_fold
 from fedrec.data.splits.rules import (
     Bounded,

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fedrec.data.columns import index_rows, times_of
-from fedrec.data.features import band, known_labels, labelled
+from fedrec.data.interactions import band, known_labels, labelled
 from fedrec.data.readers.table import Table
 from fedrec.errors import DataError
 

@@ -11,7 +11,7 @@ from clients.node import Node
 from clients.round import train_clients
 from clients.step import keeps_state, private_names
 from fedrec.attacks.canaries import CanaryPlan
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic, SyntheticConfig
 from fedrec.data.splits.folds import LeaveOneOut
