@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
-from fedrec.data.catalogue import read_rows
-from fedrec.data.columns import ids_of
 from fedrec.data.interactions import Feature, FeatureTable, Interactions, Vectors, known_labels
 from fedrec.data.population import Population
-from fedrec.data.readers.table import TableConfig, indexed
+from fedrec.data.reader import read_rows
+from fedrec.data.readers.table import TableConfig, ids_of, indexed
 from fedrec.data.splits.rules import Partition
 from fedrec.data.tables import TableLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError

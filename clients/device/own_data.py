@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.data.catalogue import Catalogue
 from fedrec.data.interactions import Feature, FeatureTable, Interactions, known_labels
 from fedrec.data.population import Population
+from fedrec.data.reader import Catalogue
 from fedrec.data.splits.rules import Partition, partition_by
 from fedrec.data.tables import Columns, TableLayout, read_table, table_start
 from fedrec.errors import DataError
@@ -85,7 +85,7 @@ def _read_own(
 ) -> tuple[Interactions, list[str], np.ndarray | None]:
     import pandas as pd  # simulated nodes do without
 
-    from fedrec.data.columns import ids_of, numbers_of, times_of
+    from fedrec.data.readers.table import ids_of, numbers_of, times_of
 
     known = Catalogue.read(catalogue)
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]

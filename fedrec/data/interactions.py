@@ -490,6 +490,41 @@ class Interactions:
         return pd.DataFrame(columns)
 
 
+def index_rows(
+    name: str,
+    *,
+    users: np.ndarray | pd.Series,
+    items: np.ndarray | pd.Series,
+    ratings: np.ndarray | pd.Series | None = None,
+    times: np.ndarray | pd.Series | None = None,
+) -> Interactions:
+    """Create interactions without features from columns `[rows]` with the source's ids; users and
+    items are those that occur, ascending.
+
+    Raises:
+        DataError: see `Interactions`.
+    """
+    (user_index, user_ids), (item_index, item_ids) = (
+        pd.factorize(np.asarray(ids), sort=True) for ids in (users, items)
+    )
+    return Interactions(
+        name=name,
+        users=user_index,
+        items=item_index,
+        user_ids=_whole(np.asarray(user_ids)),
+        item_ids=_whole(np.asarray(item_ids)),
+        user_features=FeatureTable(len(user_ids)),
+        item_features=FeatureTable(len(item_ids)),
+        ratings=None if ratings is None else np.asarray(ratings),
+        times=None if times is None else np.asarray(times),
+    )
+
+
+def _whole(ids: np.ndarray) -> np.ndarray:
+    """Ids in 64 bits if they are integers."""
+    return ids.astype(np.int64) if np.issubdtype(ids.dtype, np.integer) else ids
+
+
 def more_ids(ids: np.ndarray, count: int, word: str) -> np.ndarray:
     """Append `count` new ids to ids `[n]`: further numbers, or `word-0`, `word-1` and so on."""
     if np.issubdtype(ids.dtype, np.integer):

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import dates_of, numbers_of, typed
 from fedrec.data.interactions import Interactions
-from fedrec.data.readers.table import ROLES, Table, TableConfig, repeated_rows
-from fedrec.data.tables import (
-    Columns,
-    TableLayout,
-    first_rows,
-    format_of,
-    read_table,
-    table_start,
+from fedrec.data.readers.table import (
+    ROLES,
+    Table,
+    TableConfig,
+    dates_of,
+    numbers_of,
+    repeated_rows,
+    typed,
 )
+from fedrec.data.tables import Columns, TableLayout, first_rows, format_of, read_table, table_start
 from fedrec.errors import DataError
 from fedrec.runtime.ragged import distinct
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from clients.device.own_data import read_own
 from clients.device.policy import Policy, experiment_of, run_key
-from fedrec.data.catalogue import read_vectors
 from fedrec.data.download import unpack
+from fedrec.data.reader import read_vectors
 from fedrec.data.recognition import recognise
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import override

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from fedrec.components.registry import DATASET, resolve
-from fedrec.data.catalogue import Catalogue, read_vectors
 from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions, Vectors
-from fedrec.data.reader import data_directory
+from fedrec.data.reader import Catalogue, data_directory, read_vectors
 from fedrec.data.readers.published import AmazonUpc
 from fedrec.data.readers.table import Table
 from fedrec.data.splits.folds import Published, read_test_fold

@@ -9,8 +9,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
-from fedrec.data.columns import index_rows
-from fedrec.data.interactions import FeatureTable, Interactions
+from fedrec.data.interactions import FeatureTable, Interactions, index_rows
 from fedrec.data.splits.folds import read_test_fold
 from fedrec.data.splits.rules import (
     Bounded,
