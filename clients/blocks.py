@@ -22,7 +22,7 @@ from fedrec.components.errors import file_of, line_of, named
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.errors import ClientError, FedrecError
-from fedrec.experiment.tables import EngineConfig
+from fedrec.experiment.schema import EngineConfig
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block, OwnData

@@ -22,8 +22,7 @@ from clients.node import Node
 from clients.step import Step, private_names
 from fedrec.data.interactions import last_items, recent_weights
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.lists import HeldOutLists
-from fedrec.evaluation.tables import Evaluated, known_means
+from fedrec.evaluation.tables import Evaluated, HeldOutLists, known_means
 from fedrec.experiment.sections import Section
 from fedrec.metrics.base import RatedBlock
 from fedrec.models.base import HistoryModel, Parameters

@@ -23,7 +23,7 @@ from torch import Tensor
 from clients.step import Step, private_names
 from fedrec.components import registry
 from fedrec.components.errors import component_errors
-from fedrec.data.malicious_users import Known
+from fedrec.data.population import Known
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of

@@ -32,9 +32,8 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import Metrics, user_groups
-from fedrec.experiment.schema import FINE_TUNE, Experiment
+from fedrec.experiment.schema import FINE_TUNE, EngineConfig, Experiment
 from fedrec.experiment.sections import Section, component_of, component_settings
-from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
 from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream

@@ -31,8 +31,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.tables import AsynchronousConfig
+from fedrec.experiment.schema import AsynchronousConfig, Experiment
 from fedrec.protocol.messages import ARRAYS, CONFIG, pack_sum, unpack_order, unpack_sum
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record, zero_copy_arrays

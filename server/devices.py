@@ -18,8 +18,7 @@ from fedrec.components.registry import STEP
 from fedrec.data.population import POPULATIONS
 from fedrec.devices import Devices, DevicesConfig
 from fedrec.errors import ExperimentError
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.tables import ClosingConfig
+from fedrec.experiment.schema import ClosingConfig, Experiment
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.runtime.files import parse_json
 from server.checkpoint import RunExtension

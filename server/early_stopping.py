@@ -28,8 +28,7 @@ from fedrec.data.population import sample_clients
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import main_metric
 from fedrec.experiment.phases import rounds_before_last_phase
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.tables import EarlyStoppingConfig
+from fedrec.experiment.schema import EarlyStoppingConfig, Experiment
 from fedrec.protocol.serialization import zero_copy_arrays
 from fedrec.runtime.ragged import strip_prefix
 from server.checkpoint import RunExtension, State

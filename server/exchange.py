@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, RefusalError
-from fedrec.experiment.tables import EngineConfig
+from fedrec.experiment.schema import EngineConfig
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.messages import ITEMS, pack_order, read_arrays
 from fedrec.protocol.orders import ItemQuery, Purpose

@@ -26,9 +26,8 @@ from flwr.serverapp import Grid
 
 from fedrec.components.errors import component_errors
 from fedrec.components.registry import MODEL, STEP, STRATEGY, resolve
-from fedrec.data.malicious_users import adversary_words
 from fedrec.data.perturbation import perturbation_of
-from fedrec.data.population import POPULATIONS
+from fedrec.data.population import POPULATIONS, adversary_words
 from fedrec.data.time_order import tied_share
 from fedrec.errors import RunError
 from fedrec.evaluation.tables import Evaluated
@@ -37,8 +36,7 @@ from fedrec.kernel.compiled import is_compiled
 from fedrec.models.privrec import PrivRec
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
-from fedrec.runs.folder import TIED_SHARE, RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import TIED_SHARE, Result, RunFolder
 from fedrec.runtime.process import raise_if_interrupted
 from server.callbacks.base import Callback, CallbackList, RunEvent
 from server.central import baseline_privacy, check_federated, run_baselines

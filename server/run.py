@@ -15,10 +15,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from threadpoolctl import threadpool_limits
 
-from fedrec.experiment.loading import from_run_config
-from fedrec.runs.folder import RunFolder
+from fedrec.experiment.schema import from_run_config
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import default_folder
-from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
 from fedrec.runtime.process import interrupting
 from server.callbacks.base import Callback, CallbackList, callbacks_of

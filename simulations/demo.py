@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.report.inputs import system_inputs
 from fedrec.report.page.sections import report
 from fedrec.report.rows import epsilon_of, system_rows
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
 from simulations.runner import run

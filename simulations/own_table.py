@@ -39,21 +39,14 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.data.readers.table import ROLES, Table
 from fedrec.data.recognition import Recognised, recognise
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load, read
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load, read
+from fedrec.runs.folder import Result
 from fedrec.runs.ids import runs_directory, stamp
-from fedrec.runs.result import Result
 from fedrec.runtime.files import require_new_folder, write_atomically
 from server.callbacks.base import Callback
 from simulations.runner import run
 from simulations.system_choice import LINEAR, MOST_ROWS, choose, vector_gain, with_system
-from simulations.table_facts import (
-    Signal,
-    TableFacts,
-    has_private_parts,
-    signal_of,
-    threshold_of,
-)
+from simulations.table_facts import Signal, TableFacts, has_private_parts, signal_of, threshold_of
 
 _NO_FEATURES = (
     "no user or item features: the system learns from interactions only; models that represent"

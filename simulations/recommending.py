@@ -27,9 +27,8 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.metrics.ranks import best_items
 from fedrec.models.base import is_generated
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import check_ids, read_ids, write_ids
-from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.early_stopping import ending
 from simulations.later_data import read_history, with_history, with_items_of

@@ -16,8 +16,8 @@ from typing import Any
 
 from fedrec.errors import ExperimentError, FedrecError
 from fedrec.evaluation.tables import NEW, OLD
-from fedrec.experiment.loading import load
-from fedrec.runs.result import Result
+from fedrec.experiment.schema import load
+from fedrec.runs.folder import Result
 from simulations.runner import run
 
 LINEAR: dict[str, Any] = {

@@ -94,7 +94,7 @@ def tiny_experiment():
 @pytest.fixture(scope="session")
 def load_tiny(tiny_experiment):
     """Loads the tiny experiment with overrides."""
-    from fedrec.experiment.loading import load
+    from fedrec.experiment.schema import load
 
     return lambda *overrides: load(tiny_experiment(), overrides)
 

@@ -18,10 +18,8 @@ from clients.device.policy import Policy
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import read, shipped_experiments
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import EvaluationConfig, Experiment, read, shipped_experiments
 from fedrec.experiment.sections import Section
-from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.runtime.files import read_toml
 from simulations.cli.listing import SECTIONS

@@ -20,7 +20,7 @@ import torch
 from clients.evaluation import evaluate_clients
 from clients.node import Node
 from clients.round import train_clients
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.updates import dense_change

@@ -20,8 +20,8 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.splits.rules import Partition
+from fedrec.experiment.schema import DataSettings
 from fedrec.experiment.sections import component_of
-from fedrec.experiment.tables import DataSettings
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from fedrec.evaluation.central import make_baseline
 from fedrec.experiment.schema import Experiment, marked
 from fedrec.experiment.sections import component_settings
 from fedrec.models.base import Model
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from fedrec.runtime.ragged import flat
 
 # The inputs of a system in addition to the likes in training.

@@ -33,8 +33,7 @@ from fedrec.config import Config
 from fedrec.errors import FedrecError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 
 # The interface of callbacks, which are called on events of a run and may end it.
 

@@ -25,9 +25,8 @@ from urllib.parse import urlsplit
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import marked
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import runs_directory
-from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, write_atomically
 from fedrec.runtime.ragged import flat
 from server.callbacks.base import Tracker

@@ -20,9 +20,8 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import ATTACK
 from fedrec.config import Config
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.experiment.loading import load
 from fedrec.experiment.phases import step_table
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load
 from fedrec.experiment.sections import Section, component_of
 from fedrec.rng import seed_sequence
 from fedrec.runtime.files import finite, write_json

@@ -35,8 +35,7 @@ from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import Gaussian
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.serialization import from_record, zero_copy_arrays
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.files import open_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from server.callbacks.base import Observer

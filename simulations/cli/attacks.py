@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedrec.components.registry import ATTACK, available_names, resolve
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.runs.ids import default_folder
 from server.callbacks.base import Progress
 from simulations.attacks.base import AttackOutcome, run_attack

@@ -27,8 +27,7 @@ from fedrec.data.perturbation import Perturbed, perturbation_of
 from fedrec.data.population import Population
 from fedrec.data.reader import Reader, data_directory
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load
 from fedrec.experiment.sections import override
 from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity

@@ -16,8 +16,8 @@ from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
 from fedrec.experiment.schema import Experiment
 from fedrec.report.summary import result_lines, summary_table
+from fedrec.runs.folder import Result
 from fedrec.runs.ids import default_folder
-from fedrec.runs.result import Result
 from server.callbacks.base import Progress
 from simulations import runner
 from simulations.studies.runs import run_once

@@ -20,8 +20,7 @@ from fedrec.components.registry import KINDS, Kind, available, available_names, 
 from fedrec.components.registry import file_of as file_of_name
 from fedrec.config import Config
 from fedrec.errors import ROOT, ExperimentError, FedrecError, unknown
-from fedrec.experiment.loading import shipped_experiments
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, shipped_experiments
 from fedrec.experiment.sections import Section
 from fedrec.runtime.files import read_toml
 from simulations.cli.options import AsJson

@@ -15,8 +15,7 @@ from rich.table import Table
 from fedrec.components import registry
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load
 from fedrec.experiment.sections import component_of, override
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.report.inputs import inputs_line
 from fedrec.report.privacy_total import shown_together
+from fedrec.runs.folder import Result
 from fedrec.runs.ids import runs_directory, stamp
-from fedrec.runs.result import Result
 from server.callbacks.base import Progress
 from simulations import runner
 from simulations.cli import options, studies

@@ -19,10 +19,9 @@ from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ComponentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from server.callbacks.base import Callback
 from simulations import runner
 

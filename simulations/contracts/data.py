@@ -20,9 +20,8 @@ from fedrec.data.splits.rules import Partition
 from fedrec.errors import ComponentError, DataError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.evaluation.tables import Evaluated, Metrics
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import EvaluationConfig, Experiment
 from fedrec.experiment.sections import Section
-from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.base import RatedBlock, RatingMetric
 from fedrec.metrics.ranks import RankedBlock
 from fedrec.report.inputs import low_rated_weights

@@ -20,9 +20,8 @@ from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ClientError, DataError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.evaluation.lists import HeldOutLists
-from fedrec.evaluation.tables import Evaluated, Metrics
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.evaluation.tables import Evaluated, HeldOutLists, Metrics
+from fedrec.experiment.schema import EvaluationConfig
 from fedrec.privacy.accounting.rdp import gdp_parameter
 from fedrec.protocol.orders import EvaluateOrder
 from fedrec.rng import stream

@@ -24,15 +24,12 @@ import pandas as pd
 
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.tables import DataSettings
+from fedrec.experiment.schema import DataSettings, Experiment, load
 from fedrec.privacy.accounting.accountant import RandomTrials
 from fedrec.privacy.accounting.backends import rdp_total
 from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import stream
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.files import write_json
 from server.checkpoint import Checkpoints, State
 from server.early_stopping import ending

@@ -34,8 +34,7 @@ from pydantic import BaseModel
 
 from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
-from fedrec.experiment.loading import load, read
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load, read
 from fedrec.privacy.accounting.accountant import Law, RandomTrials
 from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder

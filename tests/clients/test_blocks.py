@@ -465,7 +465,7 @@ PRIVATE_BLOCKS_SETTINGS = {
 @pytest.fixture
 def nodes(tiny_experiment, tmp_path):
     """Two nodes that differ in the path, each with its own private folder."""
-    from fedrec.experiment.loading import load
+    from fedrec.experiment.schema import load
 
     def make(task, settings, model=None):
         found = []

@@ -24,7 +24,7 @@ from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import ClientError, ComponentError, DataError
 from fedrec.evaluation.tables import Evaluated
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.experiment.sections import Section
 from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (

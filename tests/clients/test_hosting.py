@@ -12,7 +12,7 @@ from clients.steps.fedgnn import FedgnnStep
 from clients.steps.gpfedrec import GpfedrecStep
 from clients.steps.sgd import Sgd
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import ItemQuery
 from fedrec.rng import stream

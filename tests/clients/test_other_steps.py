@@ -16,7 +16,7 @@ from clients.steps.statistics import Counts
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.models.base import Model
 from fedrec.models.metamf import generate
 from fedrec.models.pnbm import Pnbm, PnbmConfig

@@ -18,7 +18,7 @@ from fedrec.evaluation.tables import (
     group_means,
     user_groups,
 )
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig
 
 # Metrics of several nodes as one table.
 

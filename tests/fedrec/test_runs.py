@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import RunError
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import read_ids, write_ids
-from fedrec.runs.result import Result
 
 # Run folders: created once, recognised, locked, and with their experiment.
 

@@ -8,8 +8,7 @@ import pytest
 
 from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import from_run_config, load, shipped_experiments
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, from_run_config, load, shipped_experiments
 from fedrec.privacy.personal import PersonalNoise
 
 LEAST = {"name": "least", "rounds": 1, "dataset": {"name": "synthetic"}}

@@ -10,7 +10,7 @@ import pytest
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from server.callbacks.base import Callback, Tracker
 from simulations import runner
 

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Message
 import fedrec
 from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
-from fedrec.experiment.tables import ClosingConfig
+from fedrec.experiment.schema import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
 from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import pack_sum, unpack_order, writable_arrays

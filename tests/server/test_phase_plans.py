@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.sampling import Full, of_sampler
 from server.privacy.phase_plans import PhasePlans
 from strategies.phases import TwoStage

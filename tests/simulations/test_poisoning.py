@@ -15,7 +15,7 @@ from clients.malicious import MaliciousBlock
 from clients.node import Node
 from clients.step import private_names
 from fedrec.components.registry import POISONING, resolve
-from fedrec.data.malicious_users import Known
+from fedrec.data.population import Known
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting import events

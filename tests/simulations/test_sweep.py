@@ -22,8 +22,7 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import total_of
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from simulations import runner
 from simulations.studies.search import Choice, Range, drawn, grid, overrides, space_of
 from simulations.studies.sweep import SweepFolder, best, plan_of, sweep, with_sweeps

@@ -17,7 +17,7 @@ from fedrec.baselines.linear import CentralIalsConfig, Ease, EaseConfig, solved
 from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.models.mf import Ials
 from fedrec.models.mf import IalsConfig as ModelConfig
 from fedrec.sums.products import item_scale, item_weights

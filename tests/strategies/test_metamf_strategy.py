@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedrec.data.client_data import draw_negatives
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import from_record

@@ -249,7 +249,7 @@ class Published(Split):
 # New items: a share of the items has no training row at all, and is what is recommended.
 #
 # Every user's rows of new items are tested, and beside them a share of the same user's other rows,
-# so that new and old items can be compared. Lists are of three kinds (`fedrec.evaluation.lists`):
+# so that new and old items can be compared. Lists are of three kinds (`fedrec.evaluation.tables`):
 # the new items alone, the old items alone, and all items.
 #
 # New items are drawn one by one, by a number that follows from the seed and the item's id, so that

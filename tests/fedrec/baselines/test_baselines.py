@@ -19,8 +19,7 @@ from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, evaluate_baselines, make_baseline
-from fedrec.experiment.loading import load
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig, load
 from fedrec.nn.layers import Adam
 from simulations.contracts.base import SMALL
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of

@@ -18,7 +18,7 @@ from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of, made
 
 # Implicit alternating least squares against its normal equations, its loss, and `implicit`.

@@ -29,8 +29,7 @@ from fedrec.data.readers.synthetic import Synthetic, Truth
 from fedrec.data.splits.rules import ROWS
 from fedrec.data.time_order import hashed_shares, row_numbers
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.tables import DataSettings
+from fedrec.experiment.schema import DataSettings, load
 from tests.fedrec.data.test_splits import interactions, make
 
 # Features of rows.

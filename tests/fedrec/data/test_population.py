@@ -15,7 +15,7 @@ from fedrec.data.splits.rules import Partition, partition_by
 from fedrec.data.time_order import time_positions
 from fedrec.errors import ComponentError, DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 
 
 @pytest.mark.parametrize("task", ["ranking", "rating"])

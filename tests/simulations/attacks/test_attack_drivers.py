@@ -16,7 +16,7 @@ from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic, SyntheticConfig
 from fedrec.data.splits.folds import LeaveOneOut
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.models.base import Model
 from fedrec.models.metamf import generate
 from fedrec.protocol.orders import TrainOrder
