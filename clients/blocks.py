@@ -18,7 +18,8 @@ from clients.step import PrivateParameters, Step, private_names, replaced_names
 from clients.step_checks import check_block
 from clients.steps.descent import Update
 from clients.steps.statistics import SufficientStatistics
-from fedrec.components.errors import file_of, line_of, named
+from fedrec.components.registry import line_of
+from fedrec.components.sections import file_of, named
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.errors import ClientError, FedrecError

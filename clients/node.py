@@ -27,13 +27,18 @@ from clients.step_checks import check_plugin_model, check_private_patterns, sett
 from clients.steps.statistics import SufficientStatistics
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.components import registry
-from fedrec.components.errors import component_errors, named
+from fedrec.components.sections import (
+    Section,
+    component_errors,
+    component_of,
+    component_settings,
+    named,
+)
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import Metrics, user_groups
 from fedrec.experiment.schema import FINE_TUNE, EngineConfig, Experiment
-from fedrec.experiment.sections import Section, component_of, component_settings
 from fedrec.models.base import Model
 from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream

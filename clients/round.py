@@ -24,9 +24,9 @@ from clients.step_checks import check_finite_sum, check_private_patterns
 from clients.storage import Arrays
 from clients.sums import CompressedUpdates, UpdateSum
 from fedrec.components.registry import MODEL, STEP, ours, resolve
+from fedrec.components.sections import Section
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import rounds_before_last_phase, step_table, symmetric_of
-from fedrec.experiment.sections import Section
 from fedrec.models.base import is_generated
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.client_arrays import ClientArrays

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clients.step import Step, private_names
 from fedrec.components import registry
-from fedrec.components.errors import (
+from fedrec.components.sections import (
     component_errors,
     finite,
     named,

@@ -12,11 +12,10 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SAMPLER
+from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
 from fedrec.errors import EngineError, ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.messages import HELLO, unpack_presence

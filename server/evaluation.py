@@ -11,12 +11,12 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType
 
 from fedrec.components.registry import STEP, resolve
+from fedrec.components.sections import Section
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
 from fedrec.protocol.messages import pack_order, unpack_table
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
 from fedrec.protocol.serialization import to_record, zero_copy_arrays

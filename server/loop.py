@@ -24,8 +24,8 @@ import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedrec.components.errors import component_errors
 from fedrec.components.registry import MODEL, STEP, STRATEGY, resolve
+from fedrec.components.sections import component_errors
 from fedrec.data.perturbation import perturbation_of
 from fedrec.data.population import POPULATIONS, adversary_words
 from fedrec.data.time_order import tied_share

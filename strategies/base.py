@@ -21,12 +21,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from pydantic import Field
 
-from fedrec.components.errors import finite, named, refuse_other_arrays
 from fedrec.components.registry import STRATEGY
+from fedrec.components.sections import Section, finite, named, refuse_other_arrays
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import MAIN, Phase
-from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import pack_order, unpack_each, unpack_sum

@@ -34,7 +34,7 @@ PUBLIC_FLWR = {
 }
 PARSERS = {
     "fedrec/runtime/files.py",
-    "fedrec/experiment/sections.py",  # a value on the command line
+    "fedrec/components/sections.py",  # a value on the command line
     "simulations/studies/search.py",  # likewise
     "fedrec/privacy/mechanisms/base.py",  # what it has written itself
     "simulations/contracts/data.py",  # what the attack under test has written

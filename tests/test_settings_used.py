@@ -16,10 +16,10 @@ from pydantic_core import to_jsonable_python
 
 from clients.device.policy import Policy
 from fedrec.components import registry
+from fedrec.components.sections import Section
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import EvaluationConfig, Experiment, read, shipped_experiments
-from fedrec.experiment.sections import Section
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.runtime.files import read_toml
 from simulations.cli.listing import SECTIONS

@@ -27,11 +27,11 @@ from clients.device.policy import FILES, Policy, client_noise, experiment_of, rh
 from clients.node import Node
 from clients.participation import Limits, Participation
 from clients.storage import PrivateState, SessionSecrets
+from fedrec.components.sections import Section
 from fedrec.data.population import Population
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedrec.components import registry
-from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.components.sections import component_errors, component_of, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.interactions import FeatureNames, Interactions, Schema, more_ids, time_weighted
 from fedrec.data.perturbation import Perturbed, apply_perturbation, perturbation_of
@@ -21,7 +21,6 @@ from fedrec.data.splits.rules import Partition, partition_by
 from fedrec.data.time_order import GroupedRows, LabelledRows, UserRows
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import AdversaryConfig, DataSettings, Experiment
-from fedrec.experiment.sections import component_of
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 from fedrec.runtime.ragged import distinct, within_groups

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings, TooLarge
-from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import BASELINE, resolve
+from fedrec.components.sections import component_errors, refuse_wrong
 from fedrec.data.interactions import no_times
 from fedrec.data.population import Population
 from fedrec.errors import DataError

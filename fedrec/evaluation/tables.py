@@ -14,14 +14,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import METRIC, available_names, resolve
+from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
 from fedrec.config import did_you_mean
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import TARGET_METRICS, EvaluationConfig
-from fedrec.experiment.sections import Section, component_of
 from fedrec.metrics.base import ListMetric, Metric, RatedBlock, RatingMetric, UserMetric
 from fedrec.metrics.ranks import RankedBlock
 

@@ -17,10 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
-from fedrec.config import Config
-from fedrec.devices import DevicesConfig
-from fedrec.errors import ExperimentError, unknown
-from fedrec.experiment.sections import (
+from fedrec.components.sections import (
     Section,
     component_settings,
     nested_sections,
@@ -28,6 +25,9 @@ from fedrec.experiment.sections import (
     resolved_section,
     sections_by_name,
 )
+from fedrec.config import Config
+from fedrec.devices import DevicesConfig
+from fedrec.errors import ExperimentError, unknown
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.runtime.files import parse_json, read_toml
 

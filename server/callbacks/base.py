@@ -27,12 +27,11 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from fedrec.components.errors import component_errors
 from fedrec.components.registry import CALLBACK
+from fedrec.components.sections import component_errors, component_of
 from fedrec.config import Config
 from fedrec.errors import FedrecError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_of
 from fedrec.runs.folder import Result, RunFolder
 
 # The interface of callbacks, which are called on events of a run and may end it.

@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedrec.components.registry import DATASET, available, resolve
+from fedrec.components.sections import override
 from fedrec.data.download import fetch as download
 from fedrec.data.download import import_data
 from fedrec.data.perturbation import Perturbed, perturbation_of
@@ -28,7 +29,6 @@ from fedrec.data.population import Population
 from fedrec.data.reader import Reader, data_directory
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import Experiment, load
-from fedrec.experiment.sections import override
 from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.runs.folder import RunFolder

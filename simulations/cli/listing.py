@@ -15,13 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedrec.components.errors import file_of
 from fedrec.components.registry import KINDS, Kind, available, available_names, resolve, settings_of
 from fedrec.components.registry import file_of as file_of_name
+from fedrec.components.sections import Section, file_of
 from fedrec.config import Config
 from fedrec.errors import ROOT, ExperimentError, FedrecError, unknown
 from fedrec.experiment.schema import Experiment, shipped_experiments
-from fedrec.experiment.sections import Section
 from fedrec.runtime.files import read_toml
 from simulations.cli.options import AsJson
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrec.components import registry
+from fedrec.components.sections import component_of, override
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment, load
-from fedrec.experiment.sections import component_of, override
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan

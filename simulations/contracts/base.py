@@ -16,11 +16,11 @@ import torch
 from numpy.testing import assert_allclose, assert_equal
 
 from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
+from fedrec.components.sections import Section, component_settings
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ComponentError
 from fedrec.experiment.schema import Experiment, load
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.runs.folder import Result
 from server.callbacks.base import Callback
 from simulations import runner

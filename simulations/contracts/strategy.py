@@ -17,8 +17,8 @@ from clients.node import Node
 from clients.steps.descent import Update, as_block
 from clients.sums import UpdateSum
 from fedrec.components.registry import STRATEGY
+from fedrec.components.sections import Section
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.plan import Plan

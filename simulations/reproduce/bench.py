@@ -18,10 +18,10 @@ import torch
 from clients.node import Node
 from clients.step import Step
 from fedrec.components.registry import SAMPLER
+from fedrec.components.sections import component_of
 from fedrec.data.population import POPULATIONS
 from fedrec.evaluation.tables import group_gaps, ranking_metrics
 from fedrec.experiment.schema import TRIED, Experiment, marked, read
-from fedrec.experiment.sections import component_of
 from fedrec.report.rows import epsilon_of
 from fedrec.rng import stream
 from fedrec.runs.folder import Result

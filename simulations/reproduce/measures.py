@@ -15,10 +15,10 @@ from fedrec.attacks.bounds import audit_one_rating
 from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
 from fedrec.components import registry
 from fedrec.components.registry import PERTURBATION
+from fedrec.components.sections import component_of
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.splits.rules import BoundedConfig
-from fedrec.experiment.sections import component_of
 from fedrec.perturb.substitutes import FIGURE
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound

@@ -11,9 +11,9 @@ from clients.node import Node, TrainingPath, training_path
 from clients.steps.fedgnn import FedgnnStep
 from clients.steps.gpfedrec import GpfedrecStep
 from clients.steps.sgd import Sgd
+from fedrec.components.sections import Section
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
-from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import ItemQuery
 from fedrec.rng import stream
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from clients.device.own_data import read_own
 from clients.device.policy import Policy, experiment_of, run_key
+from fedrec.components.sections import override
 from fedrec.data.download import unpack
 from fedrec.data.reader import read_vectors
 from fedrec.data.recognition import recognise
 from fedrec.experiment.schema import load
-from fedrec.experiment.sections import override
 from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import pack_order, pack_sum, read_arrays
 from fedrec.protocol.orders import TrainOrder, TrainSum

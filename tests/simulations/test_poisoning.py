@@ -15,9 +15,9 @@ from clients.malicious import MaliciousBlock
 from clients.node import Node
 from clients.step import private_names
 from fedrec.components.registry import POISONING, resolve
+from fedrec.components.sections import Section, component_settings
 from fedrec.data.population import Known
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting import events
 from fedrec.rng import stream
 from fedrec.training.block import OwnData

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedrec.components.sections import override
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.sections import override
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from fedrec.report.page.sections import report

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
 from fedrec.components.registry import STRATEGY, resolve
+from fedrec.components.sections import Section, component_settings
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import unpack_order
 from fedrec.protocol.orders import Presence, TrainEach, TrainOrder

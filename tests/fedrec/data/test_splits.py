@@ -9,6 +9,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
+from fedrec.components.sections import Section
 from fedrec.data.interactions import FeatureTable, Interactions, index_rows
 from fedrec.data.splits.folds import read_test_fold
 from fedrec.data.splits.rules import (
@@ -23,7 +24,6 @@ from fedrec.data.splits.rules import (
 )
 from fedrec.data.time_order import time_positions
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.sections import Section
 
 # Every split on small examples, and the common properties of all splits.
 
