@@ -429,7 +429,7 @@ def test_candidates_are_those_of_a_plain_loop(num_items):
     """Counted user by user, with numbers of 32 bits and of 64."""
     generator = np.random.default_rng(0)
     counts = np.array([1, 30, 2, 180])
-    popular = synthetic.ranks_at(generator.random(5 * counts.sum()), num_items, 1.1, 0.02)
+    popular = synthetic._ranks_at(generator.random(5 * counts.sum()), num_items, 1.1, 0.02)
     by_chance = [generator.choice(num_items, count, replace=False) for count in counts]
     number, items_of_all, presence = synthetic._candidates(
         counts, popular, np.concatenate(by_chance), num_items
