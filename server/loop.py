@@ -26,9 +26,9 @@ from flwr.serverapp import Grid
 
 from fedrec.components.registry import MODEL, STEP, STRATEGY, resolve
 from fedrec.components.sections import component_errors
+from fedrec.data.client_data import tied_share
 from fedrec.data.perturbation import perturbation_of
 from fedrec.data.population import POPULATIONS, adversary_words
-from fedrec.data.time_order import tied_share
 from fedrec.errors import RunError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment, leak_words

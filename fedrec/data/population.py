@@ -13,12 +13,11 @@ import numpy as np
 
 from fedrec.components import registry
 from fedrec.components.sections import component_errors, component_of, refuse_wrong
-from fedrec.data.client_data import ClientData, HeldOut
+from fedrec.data.client_data import ClientData, GroupedRows, HeldOut, LabelledRows, UserRows
 from fedrec.data.interactions import FeatureNames, Interactions, Schema, more_ids, time_weighted
 from fedrec.data.perturbation import Perturbed, apply_perturbation, perturbation_of
 from fedrec.data.reader import Reader, data_directory
 from fedrec.data.splits.rules import Partition, partition_by
-from fedrec.data.time_order import GroupedRows, LabelledRows, UserRows
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import AdversaryConfig, DataSettings, Experiment
 from fedrec.privacy.accounting.sampling import Adjacency
@@ -41,7 +40,7 @@ class Population:
             positive.
         perturbed: replaces the training rows, if these are perturbed. Held-out rows, and known and
             seen items, are always the real ones.
-        seed: decides the order of a user's rows of equal times, see `fedrec.data.time_order`.
+        seed: decides the order of a user's rows of equal times, see `fedrec.data.client_data`.
         numbers: `int64 [users]`, ascending: each user's client id; None: its index.
         adversary: knowledge of an adversary, for data with malicious users.
 

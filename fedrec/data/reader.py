@@ -215,7 +215,7 @@ def read_rows(path: Path) -> tuple[pd.Index, np.ndarray]:
     return listed, values
 
 
-def vector_files(path: Path) -> list[Path]:
+def _vector_files(path: Path) -> list[Path]:
     """Existing files of a set of vectors: the array and its ids."""
     return [file for file in (path, path.with_suffix(".txt")) if file.is_file()]
 
@@ -372,7 +372,7 @@ class Reader(ABC):
         next run of a process checks them for changes."""
         path = self.config.path or self.default_folder()
         below = sorted(file for depth in ("*", "*/*") for file in path.glob(depth))
-        vectors = (file for vector in self._vectors() for file in vector_files(vector))
+        vectors = (file for vector in self._vectors() for file in _vector_files(vector))
         return [*filter(Path.is_file, [path, *below]), *vectors]
 
     def described(self, interactions: Interactions) -> Interactions:

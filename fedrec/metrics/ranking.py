@@ -148,13 +148,13 @@ def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
 class _TargetMetric(UserMetric):
     """A metric of the rank of each target in a user's list."""
 
-    def mean(self, block: RankedBlock, values: Tensor) -> Tensor:
+    def _mean(self, block: RankedBlock, values: Tensor) -> Tensor:
         """Means of `values [users, targets]` over the targets that a user has not rated, `float64
         [users]`; NaN without any."""
         unrated = ~block.seen[:, block.given("targets")]
         return (values * unrated).sum(1) / unrated.sum(1)
 
-    def expected_sum(self, block: RankedBlock, gains: Tensor) -> Tensor:
+    def _expected_sum(self, block: RankedBlock, gains: Tensor) -> Tensor:
         """Expected gain of the targets' ranks, `float64 [users, targets]`; `gains` are those of the
         ranks 1 to k, `float64 [k]`, later ranks have none."""
         above, tied = _ranks(block)
@@ -175,7 +175,7 @@ class Exposure(_TargetMetric):
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """Values of users, `float64 [users]`; NaN for users who rated all targets."""
         gains = torch.ones(k, dtype=torch.float64, device=block.scores.device)
-        return self.mean(block, self.expected_sum(block, gains))
+        return self._mean(block, self._expected_sum(block, gains))
 
 
 class TargetNdcg(_TargetMetric):
@@ -186,7 +186,7 @@ class TargetNdcg(_TargetMetric):
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """Values of users, `float64 [users]`; NaN for users who rated all targets."""
-        return self.mean(block, self.expected_sum(block, block.gains(k)))
+        return self._mean(block, self._expected_sum(block, block.gains(k)))
 
 
 class TargetRank(_TargetMetric):
@@ -200,7 +200,7 @@ class TargetRank(_TargetMetric):
         """Values of users, `float64 [users]`, in (0, 1]; NaN for users who rated all targets."""
         above, tied = _ranks(block)
         length = (~block.masked).sum(1, keepdim=True).clamp(min=1)
-        return self.mean(block, (above + (tied + 1).double() / 2) / length)
+        return self._mean(block, (above + (tied + 1).double() / 2) / length)
 
 
 def _ranks(block: RankedBlock) -> tuple[Tensor, Tensor]:
@@ -274,7 +274,7 @@ class ListPopularity(ListMetric):
 
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
         """Sum over the users with a value, and their number, `float64 [2]`."""
-        values = self.of_users(block, k)
+        values = self._of_users(block, k)
         known = ~values.isnan()
         return {self.name: torch.stack([values[known].sum(), known.sum().double()])}
 
@@ -283,7 +283,7 @@ class ListPopularity(ListMetric):
         total, users = sums[self.name].tolist()
         return total / users if users else float("nan")
 
-    def of_users(self, block: RankedBlock, k: int) -> Tensor:
+    def _of_users(self, block: RankedBlock, k: int) -> Tensor:
         """Values of users, `float64 [users]`, in [0, 1]; NaN for an empty list."""
         shares = block.given("popularity")[block.lists] * block.listed
         return shares[:, :k].sum(1) / block.listed[:, :k].sum(1)
@@ -297,13 +297,13 @@ class PopularityLift(ListPopularity):
     range = (-1.0, float("inf"))
     paper = "Abdollahpouri, Mansoury, Burke and Mobasher 2019"
 
-    def of_users(self, block: RankedBlock, k: int) -> Tensor:
+    def _of_users(self, block: RankedBlock, k: int) -> Tensor:
         """Values of users, `float64 [users]`; NaN without known liked items that others like
         too."""
         users, items = pairs(block.given("liked"))
         sums = block.sum_by_user(block.given("popularity")[items], users)
         means = sums / users.bincount(minlength=len(sums))
-        return super().of_users(block, k) / torch.where(means > 0, means, torch.nan) - 1
+        return super()._of_users(block, k) / torch.where(means > 0, means, torch.nan) - 1
 
 
 # Metrics of single-positive lists (PrivRec, equations 12 and 13), see `fedrec.metrics.ranks`.
@@ -398,11 +398,11 @@ class _SampledMetric(UserMetric):
         if catalogue <= drawn:
             _tell_short(f"{self.name}-{drawn + 1}", catalogue)
         chances = block.once(("sampled", drawn), lambda: _chances(block, drawn))
-        gain = self.gain(block, chances[:, :k])
+        gain = self._gain(block, chances[:, :k])
         return block.sum_by_user(weight * gain, users) / block.total_weight
 
     @abstractmethod
-    def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
+    def _gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
         """Expected gains of positives, `float64 [positives]`, from the probabilities of the ranks
         1, 2, ..., `chances [positives, ranks]`."""
 
@@ -412,7 +412,7 @@ class HitsOf(_SampledMetric):
 
     name = "hits-of"
 
-    def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
+    def _gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
         """Gain of 1 for each of the first k ranks, `float64 [positives]`."""
         return chances.sum(1)
 
@@ -422,7 +422,7 @@ class NdcgOf(_SampledMetric):
 
     name = "ndcg-of"
 
-    def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
+    def _gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
         """Gain of 1 / log2(rank + 1) for the first k ranks, `float64 [positives]`."""
         return chances @ block.gains(chances.shape[1])
 

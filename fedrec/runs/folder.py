@@ -342,7 +342,7 @@ class RunFolder:
         Raises:
             RunError: `path` exists already.
         """
-        path = cls.require_new(path)
+        path = cls._require_new(path)
         write_json(path / "environment.json", environment())
         write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -358,7 +358,7 @@ class RunFolder:
         return folder
 
     @staticmethod
-    def require_new(path: Path) -> Path:
+    def _require_new(path: Path) -> Path:
         """Check that a new run may use a folder, and return its absolute path.
 
         Raises:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedrec.components import registry
-from fedrec.data.client_data import draw_negatives, nth_outside
+from fedrec.data.client_data import draw_negatives, hashed_shares, nth_outside, row_numbers
 from fedrec.data.interactions import (
     Feature,
     FeatureNames,
@@ -27,7 +27,6 @@ from fedrec.data.population import check_independent_clients
 from fedrec.data.readers import synthetic
 from fedrec.data.readers.synthetic import Synthetic, Truth
 from fedrec.data.splits.rules import ROWS
-from fedrec.data.time_order import hashed_shares, row_numbers
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import DataSettings, load
 from tests.fedrec.data.test_splits import interactions, make

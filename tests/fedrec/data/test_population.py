@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedrec.data import population as population_module
+from fedrec.data.client_data import time_positions
 from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population, PopulationCache, read_interactions
 from fedrec.data.splits.rules import Partition, partition_by
-from fedrec.data.time_order import time_positions
 from fedrec.errors import ComponentError, DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.schema import load

@@ -15,7 +15,7 @@ from fedrec.components.registry import DATASET, resolve
 from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions, Vectors
 from fedrec.data.reader import Catalogue, data_directory, read_vectors
 from fedrec.data.readers.table import Table
-from fedrec.data.splits.folds import Published, read_test_fold
+from fedrec.data.splits.folds import Kfold, Published
 from fedrec.errors import DataError
 
 
@@ -308,7 +308,9 @@ def test_published_data_are_accepted(name, rows, users, items):
 @pytest.mark.real_data
 def test_shipped_folds_cover_ml_100k_once():
     data = reader("ml-100k").read()
-    folds = [read_test_fold(data_directory() / "ml-100k", fold, data) for fold in range(1, 6)]
+    of_all = {"shipped": True, "folder": data_directory() / "ml-100k"}
+    splits = (Kfold(Kfold.Config(fold=fold, **of_all), 0) for fold in range(1, 6))
+    folds = [split.split(data).test_rows for split in splits]
     assert [len(fold) for fold in folds] == [20_000] * 5
     np.testing.assert_array_equal(np.sort(np.concatenate(folds)), np.arange(100_000))
 

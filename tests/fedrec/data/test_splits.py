@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.components.sections import Section
+from fedrec.data.client_data import time_positions
 from fedrec.data.interactions import FeatureTable, Interactions, index_rows
-from fedrec.data.splits.folds import read_test_fold
 from fedrec.data.splits.rules import (
     Bounded,
     BoundedConfig,
@@ -22,7 +22,6 @@ from fedrec.data.splits.rules import (
     partition_by,
     places,
 )
-from fedrec.data.time_order import time_positions
 from fedrec.errors import DataError, ExperimentError
 
 # Every split on small examples, and the common properties of all splits.
@@ -462,4 +461,4 @@ def test_folds_of_other_data_and_damaged_ones_are_refused(tmp_path, text, table,
     if text is not None:
         (tmp_path / "u1.test").write_text(text)
     with pytest.raises(DataError, match=problem):
-        read_test_fold(tmp_path, 1, table)
+        make("kfold", shipped=True, folder=tmp_path).split(table)
