@@ -163,7 +163,7 @@ class BufferedTimeline(Timeline):
         """Start clients up to the concurrency; if none trains or is available, at the next time at
         which one is. Returns the time."""
         busy = {client.client for client in self._queue} | self._answers.keys()
-        if not self._queue and self.devices.config.sometimes_away:
+        if not self._queue and self.devices.config.nightly is not None:
             idle = cohorts.clients[~np.isin(cohorts.clients, list(busy))]
             now = self._when_present(idle, 1, now)
         started: list[int] = []

@@ -184,7 +184,7 @@ class SynchronousTimeline(Timeline):
         config = self.experiment.closing or ClosingConfig()
         start = self.clock
         present = None
-        if self.devices.config.sometimes_away:
+        if self.devices.config.nightly is not None:
             cohort = cohorts.section.options.get("cohort", 1)
             number = math.ceil(config.asked(cohort))
             start = self._when_present(cohorts.clients, number, start)

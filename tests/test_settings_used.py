@@ -52,7 +52,7 @@ OF_OWN_DATA = {
 }
 # set by nobody yet; to be taken away
 SET_BY_NOBODY = {
-    "AdversaryConfig": "clients target_choice target_items targets",
+    "AdversaryConfig": "target_choice target_items targets",
     "AsynchronousConfig": "staleness_exponent",
     "AttributeConfig": "folds",
     "AuditConfig": "overshoot",

@@ -11,7 +11,7 @@ import json
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import extract_tb
@@ -54,10 +54,6 @@ class Setting:
     default: str
     range: str
     about: str
-
-    def table(self) -> dict[str, str]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 def settings_of(component: type, *, nested: bool = True) -> list[Setting]:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.reader import Archive, DatasetSource, Reader
-from fedrec.errors import DataError, damaged_file
+from fedrec.errors import DataError
 
 # Unpacking of untrusted archives, which must not write outside the given folder or fill the disk.
 
@@ -75,8 +75,12 @@ def unpack(path: Path, folder: Path) -> None:
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno not in _OF_ARCHIVE:
             raise
-        expected = "a complete zip or tar archive of a supported kind"
-        raise damaged_file(path, expected, error) from None
+        raise DataError(
+            f"{path} is damaged",
+            expected="a complete zip or tar archive of a supported kind",
+            got=f"{type(error).__name__}: {error}",
+            fix="get it again",
+        ) from None
 
 
 def _of_zip(info: zipfile.ZipInfo) -> tuple[str, bool, int]:

@@ -557,12 +557,10 @@ def _known_of(
         partition: its parts; the adversary does not know held-out rows.
 
     Raises:
-        ExperimentError: a target is unknown or duplicate, or there are more targets than items,
-            or more malicious clients than honest ones.
+        ExperimentError: a target is unknown or duplicate, or there are more targets than items.
     """
     honest = partition.training_clients
     malicious = adversary.number_among(len(honest))
-    _check_at_most("clients", malicious, max(1, len(honest)), "honest training clients")
     rows = partition.train_rows[np.isin(interactions.users[partition.train_rows], honest)]
     rows = rows[np.argsort(interactions.users[rows], kind="stable")]
     owners = np.searchsorted(honest, interactions.users[rows])
@@ -600,21 +598,17 @@ def _targets(
             )
         return np.sort([index[name] for name in names])
     count = adversary.targets
-    _check_at_most("targets", count, interactions.num_items, "items of the dataset")
+    if count > interactions.num_items:
+        raise ExperimentError(
+            "wrong value for 'adversary.targets'",
+            expected=f"at most the number of items of the dataset, {interactions.num_items:,}",
+            got=f"{count:,}",
+            fix=f"set adversary.targets = {interactions.num_items} or less",
+        )
     if adversary.target_choice == "random":
         drawn = stream(seed, "targets").choice(interactions.num_items, count, replace=False)
         return np.sort(drawn)
     return np.sort(np.argsort(popularity, kind="stable")[:count])
-
-
-def _check_at_most(key: str, count: int, most: int, what: str) -> None:
-    if count > most:
-        raise ExperimentError(
-            f"wrong value for 'adversary.{key}'",
-            expected=f"at most the number of {what}, {most:,}",
-            got=f"{count:,}",
-            fix=f"set adversary.{key} = {most} or less",
-        )
 
 
 # Malicious users, added to a dataset after it was split, so that honest users keep their parts.

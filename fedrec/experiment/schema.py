@@ -45,11 +45,9 @@ class AdversaryConfig(Config):
 
     attack: Annotated[Section, registry.POISONING]
     """Attack: a name, or a table with settings."""
-    share: float | None = Field(default=None, ge=0, le=1)
+    share: float = Field(default=0.01, ge=0, le=1)
     """Number of malicious clients as a share of the honest training clients, at least one; 0: no
-    malicious clients, only the targets are measured. Default: 0.01, unless `clients` is set."""
-    clients: int | None = Field(default=None, ge=0)
-    """Number of malicious clients, instead of `share`; at most the number of honest clients."""
+    malicious clients, only the targets are measured."""
     targets: int = Field(default=1, ge=1)
     """Number of promoted items; at most the number of items."""
     target_choice: Literal["least-popular", "random"] = "least-popular"
@@ -65,18 +63,9 @@ class AdversaryConfig(Config):
     def _attack_by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _is_counted_once(self) -> Self:
-        if self.share is not None and self.clients is not None:
-            raise ValueError("share, or clients, which is a number, but not both")
-        return self
-
     def number_among(self, honest: int) -> int:
         """Number of malicious clients for a number of honest ones."""
-        if self.clients is not None:
-            return self.clients
-        share = 0.01 if self.share is None else self.share
-        return max(1, int(share * honest + 1e-9)) if share else 0
+        return max(1, int(self.share * honest + 1e-9)) if self.share else 0
 
 
 class DataSettings(Config):
@@ -450,7 +439,7 @@ class Experiment(DataSettings):
     def known_cohorts(self) -> bool:
         """True if devices' speed or availability determines the participants of a round, which
         rules out privacy amplification by sampling."""
-        away = self.devices is not None and self.devices.sometimes_away
+        away = self.devices is not None and self.devices.nightly is not None
         return away or self.leaves_late
 
     @property

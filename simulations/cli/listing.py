@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -92,7 +93,7 @@ def _print_component(kind: str, component: type, as_json: bool) -> None:
     entry = {"kind": kind, **about, "file": _relative(file_of(component))}
     settings = settings_of(component, nested=component is not Experiment)
     if as_json:
-        tables = [setting.table() for setting in settings]
+        tables = [asdict(setting) for setting in settings]
         typer.echo(json.dumps({**entry, "settings": tables}, indent=2))
         return
     for line in filter(None, list(entry.values())[1:]):

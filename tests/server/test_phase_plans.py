@@ -157,7 +157,7 @@ SAMPLERS = {
 def test_clients_of_an_adversary_change_nobodys_charge(plans, run_tiny, overrides, budget):
     """Of the honest clients, beside 3 others that know when they are drawn."""
     private = (f"privacy={{clip-norm=1.0, {budget}}}", *overrides, "rounds=6")
-    attacked = (*private, "adversary={attack='random', clients=3}")
+    attacked = (*private, "adversary={attack='random', share=0.17}")
     (alone,) = plans(*private).plans.values()
     found = plans(*attacked)
     (plan,) = found.plans.values()

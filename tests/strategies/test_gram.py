@@ -137,7 +137,7 @@ def test_what_no_history_gives_is_projected_and_said(table, tmp_path, caplog, so
     main = {"name": "gram", "regularisation": 5.0, "solution": solution}
     experiment = table(
         strategy={"main": main},
-        adversary={"attack": {"name": f"{__name__}:Negative"}, "clients": 2},
+        adversary={"attack": {"name": f"{__name__}:Negative"}, "share": 0.12},
     )
     result = fedrec.run(experiment, output=tmp_path / "run")
     assert "not positive semi-definite" in caplog.text

@@ -277,7 +277,7 @@ def test_populations_from_elsewhere_are_kept(table, path):
 
 @pytest.mark.parametrize(
     ("settings", "number"),
-    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("clients=3", 3)],
+    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("share=0.17", 3)],
 )
 def test_they_are_training_users_behind_the_others(load_tiny, settings, number):
     """A share of 18 honest users, with the features of some of them, who like the target."""
@@ -312,11 +312,9 @@ def test_a_target_by_name(load_tiny):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ("clients=1000000", "at most the number of honest training clients"),
         ("targets=1000000", "at most the number of items of the dataset"),
         ("target-items=['{name}','{name}']", "unknown or duplicate"),
         ("target-items=['nothing']", "unknown or duplicate item 'nothing'"),
-        ("share=0.1,clients=2", "but not both"),
     ],
 )
 def test_more_than_the_dataset_has_is_refused(load_tiny, settings, expected):

@@ -17,7 +17,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import Evaluated, Metrics, ranking_metrics
 from fedrec.experiment.schema import EvaluationConfig, load
-from fedrec.metrics.ranking import Exposure, TargetNdcg, TargetRank, gini
+from fedrec.metrics.base import Exposure, TargetNdcg, TargetRank, gini
 from fedrec.metrics.ranks import RankedBlock
 
 # Ranking metrics against ir-measures, brute force, and by hand.
