@@ -142,7 +142,7 @@ class PoisoningContract(OtherContract):
 
     def placed(self) -> dict[str, Any]:
         """Section of the adversary, with the component as its attack."""
-        return {"adversary": {"attack": self.section(), "clients": 4, "targets": 2}}
+        return {"adversary": {"attack": self.section(), "share": 0.23, "targets": 2}}
 
     def applied(self, seed: int) -> dict[str, np.ndarray]:
         known = Population.of(self.small()).adversary
