@@ -46,9 +46,8 @@ def test_texts_stay_apart_and_follow_their_rows():
     title = Feature.words("title", ["Red shoes", "red hat", ""])
     table = FeatureTable(3, (Feature.single("kind", "aba"),), (title,))
     assert table.names == ("kind",) and table["title"] is title
-    assert FeatureNames.of(FeatureTable(9), table) == FeatureNames(
-        items=("kind",), item_texts=("title",)
-    )
+    names = FeatureNames(items=("kind",), item_texts=("title",))
+    assert FeatureNames.of(FeatureTable(9), table) == names
     moved = table.renumbered(np.array([1, -1, 0]))["title"]
     words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
     assert words == [{"red", "hat"}, set(), {"red", "shoes"}]
@@ -218,9 +217,8 @@ def data(users: dict[int, pd.DataFrame]) -> Interactions:
     numbers are those of who is there."""
     frame = pd.concat(users.values())
     names, index = np.unique(frame["user"], return_inverse=True)
-    table = interactions(
-        index, items=[INDEPENDENCE_ITEMS - 1, *frame["item"][1:]], times=frame["time"]
-    )
+    items = [INDEPENDENCE_ITEMS - 1, *frame["item"][1:]]
+    table = interactions(index, items, frame["time"])
     published = frame["time"].to_numpy() % 4 == 0
     return dataclasses.replace(table, user_ids=names, published_test=published)
 
@@ -362,10 +360,8 @@ def default():
 
 def explained_share(features, factors) -> float:
     """Share of the variance of `factors` that a linear model on the one-hot features explains."""
-    columns = [
-        feature.padded()[:, [0]] == np.arange(len(feature.categories)) for feature in features
-    ]
-    design = np.concatenate(columns, axis=1).astype(float)
+    columns = (f.padded()[:, [0]] == np.arange(len(f.categories)) for f in features)
+    design = np.concatenate([*columns], axis=1).astype(float)
     fit = design @ np.linalg.lstsq(design, factors, rcond=None)[0]
     return 1 - np.square(factors - fit).sum() / np.square(factors - factors.mean(0)).sum()
 
