@@ -440,9 +440,7 @@ class Reader(ABC):
         return path
 
     def rows(
-        self,
-        layout: TableLayout,
-        roles: Sequence[str] = ("users", "items", "ratings", "times"),
+        self, layout: TableLayout, roles: Sequence[str] = ("users", "items", "ratings", "times")
     ) -> tuple[Interactions, Columns]:
         """Read the verified rows of the source's first file, without features, and its columns.
 

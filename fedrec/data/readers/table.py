@@ -327,12 +327,7 @@ class Table(Reader):
         return [column for some in columns for column in some]
 
     def _features(
-        self,
-        frame: Columns,
-        key: str,
-        names: Sequence[str],
-        owner: np.ndarray,
-        ids: np.ndarray,
+        self, frame: Columns, key: str, names: Sequence[str], owner: np.ndarray, ids: np.ndarray
     ) -> list[Feature]:
         """Features of users or items from columns of the main table and from additional ones."""
         features: list[Feature] = []

@@ -173,10 +173,7 @@ def _read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.n
     check_complete_lines(path)
     pairs = read_table(path, _FOLD)
     rows = pd.MultiIndex.from_arrays(
-        [
-            interactions.user_ids[interactions.users],
-            interactions.item_ids[interactions.items],
-        ]
+        [interactions.user_ids[interactions.users], interactions.item_ids[interactions.items]]
     )
     if not rows.is_unique:
         raise DataError(
@@ -325,10 +322,7 @@ class NewItems(Split):
             train_rows=np.flatnonzero(of_old & ~test & ~validation),
             validation_rows=np.flatnonzero(validation),
             test_rows=np.flatnonzero(test),
-            new_items={
-                "test": np.flatnonzero(new),
-                "validation": np.flatnonzero(held_out & ~new),
-            },
+            new_items={"test": np.flatnonzero(new), "validation": np.flatnonzero(held_out & ~new)},
         )
 
     def _shares(self, interactions: Interactions) -> np.ndarray:
