@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.processes import processes, pss_mib
-from fedrec.experiment.loading import load as load_experiment
+from fedrec.experiment.schema import load as load_experiment
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import launch, operator
 from simulations.deployment.layout import Deployment, DeploymentConfig, initialise

@@ -49,7 +49,7 @@ from benchmarks.contestants.shipped import (  # noqa: E402
 )
 from benchmarks.processes import finished  # noqa: E402
 from clients.step import Step  # noqa: E402
-from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
+from fedrec.experiment.schema import load, shipped_experiments  # noqa: E402
 from fedrec.runtime.files import read_json, write_atomically  # noqa: E402
 
 USERS = 40

@@ -51,8 +51,7 @@ from benchmarks.processes import GpuWatch, finished  # noqa: E402
 from clients import blocks  # noqa: E402
 from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
-from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
-from fedrec.experiment.schema import Experiment  # noqa: E402
+from fedrec.experiment.schema import Experiment, load, shipped_experiments  # noqa: E402
 from fedrec.protocol.messages import TrainOrder  # noqa: E402
 from simulations.studies.declaration import shrunk  # noqa: E402
 from tests.second_device import DEVICE, SecondDevice  # noqa: E402

@@ -22,7 +22,7 @@ from clients.node import Node
 from clients.round import only_reads, train_clients, train_each
 from clients.secure import channel_key, masked_sum, share, unmask
 from fedrec.errors import ClientError, RefusalError
-from fedrec.experiment.loading import from_run_config
+from fedrec.experiment.schema import from_run_config
 from fedrec.protocol.messages import (
     EvaluateOrder,
     ItemQuery,

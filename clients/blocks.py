@@ -17,11 +17,12 @@ from clients.node import Node, PathName, TrainingPath
 from clients.step import PrivateParameters, Step, private_names, replaced_names
 from clients.steps.descent import Update
 from clients.steps.statistics import SufficientStatistics
-from fedrec.components.errors import file_of, line_of, named, refuse_other_arrays, refuse_wrong
+from fedrec.components.registry import line_of
+from fedrec.components.sections import file_of, named, refuse_other_arrays, refuse_wrong
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.errors import ClientError, FedrecError
-from fedrec.experiment.tables import EngineConfig
+from fedrec.experiment.schema import EngineConfig
 from fedrec.protocol.updates import ClientArrays, ItemRequests
 from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block, OwnData

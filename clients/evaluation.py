@@ -20,11 +20,10 @@ from torch import Tensor
 from clients.blocks import needed_items, private_parameters, to_device, train_in_blocks
 from clients.node import Node
 from clients.step import Step, private_names
+from fedrec.components.sections import Section
 from fedrec.data.interactions import last_items, recent_weights
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.lists import HeldOutLists
-from fedrec.evaluation.tables import Evaluated, known_means
-from fedrec.experiment.sections import Section
+from fedrec.evaluation.tables import Evaluated, HeldOutLists, known_means
 from fedrec.metrics.base import RatedBlock
 from fedrec.models.base import HistoryModel, Parameters
 from fedrec.protocol.messages import EvaluateOrder, HeldOutPart, ItemQuery

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from clients.step import Step, private_names
 from fedrec.components import registry
-from fedrec.components.errors import component_errors
-from fedrec.data.malicious_users import Known
+from fedrec.components.sections import component_errors, component_of
+from fedrec.data.population import Known
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_of
 from fedrec.models.base import Model, Parameters
 from fedrec.training.block import Block, OwnData
 from fedrec.training.results import BlockUpdate, Dense

@@ -27,15 +27,21 @@ from clients.step import Step, Train, keeps_state, private_names
 from clients.steps.statistics import SufficientStatistics
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.components import registry
-from fedrec.components.errors import component_errors, finite, named, refuse_wrong
+from fedrec.components.sections import (
+    Section,
+    component_errors,
+    component_of,
+    component_settings,
+    finite,
+    named,
+    refuse_wrong,
+)
 from fedrec.config import did_you_mean, fits
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import Metrics, user_groups
-from fedrec.experiment.schema import FINE_TUNE, Experiment
-from fedrec.experiment.sections import Section, component_of, component_settings
-from fedrec.experiment.tables import EngineConfig
+from fedrec.experiment.schema import FINE_TUNE, EngineConfig, Experiment
 from fedrec.models.base import HistoryModel, Model
 from fedrec.protocol.messages import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream

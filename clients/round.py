@@ -22,11 +22,10 @@ from clients.participation import permitted
 from clients.step import Step, private_names, replaced_names
 from clients.storage import Arrays
 from clients.sums import CompressedUpdates, UpdateSum
-from fedrec.components.errors import finite, named
 from fedrec.components.registry import MODEL, STEP, ours, resolve
+from fedrec.components.sections import Section, finite, named
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import rounds_before_last_phase, step_table, symmetric_of
-from fedrec.experiment.sections import Section
 from fedrec.models.base import is_generated
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.messages import TrainEach, TrainOrder, TrainSum

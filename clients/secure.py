@@ -26,7 +26,7 @@ from clients.node import Node
 from clients.round import train_clients
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import symmetric_of
-from fedrec.experiment.tables import SecureAggregationConfig
+from fedrec.experiment.schema import SecureAggregationConfig
 from fedrec.protocol.messages import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
     COUNT_BYTES,

@@ -12,8 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.components.errors import named
 from fedrec.components.registry import MODEL, ours
+from fedrec.components.sections import named
 from fedrec.config import Config, fits
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError

@@ -20,8 +20,7 @@ from fedrec.report.comparison import bootstrap_intervals
 from fedrec.report.page.sections import distributions
 from fedrec.report.rows import named
 from fedrec.report.summary import deciding_metric, early_stopping_line
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 
 WIDTH = 960
 ROW = 34

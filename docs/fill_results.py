@@ -43,7 +43,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 from record_results import printed, record, study_of  # noqa: E402
 
 from fedrec.components.registry import KINDS  # noqa: E402
-from fedrec.experiment.loading import shipped_experiments  # noqa: E402
+from fedrec.experiment.schema import shipped_experiments  # noqa: E402
 from fedrec.report.inputs import budgets_line, inputs_line  # noqa: E402
 from simulations.reproduce.recorded import (  # noqa: E402
     Number,

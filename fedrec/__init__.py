@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from fedrec.data.interactions import Interactions
     from fedrec.errors import FedrecError
-    from fedrec.experiment.loading import load
-    from fedrec.experiment.schema import Experiment
-    from fedrec.runs.result import Result
+    from fedrec.experiment.schema import Experiment, load
+    from fedrec.runs.folder import Result
 
     run: Callable[..., Result]
     resume: Callable[..., Result]
@@ -46,7 +45,7 @@ _HOMES = {
     "run": "simulations.runner",
     "resume": "simulations.runner",
     "try_table": "simulations.own_table",
-    "load": "fedrec.experiment.loading",
+    "load": "fedrec.experiment.schema",
     "Experiment": "fedrec.experiment.schema",
     "FedrecError": "fedrec.errors",
     "Interactions": "fedrec.data.interactions",

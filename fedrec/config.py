@@ -84,11 +84,6 @@ class Config(BaseModel):
         texts = {name: field.description for name, field in cls.model_fields.items()}
         return {name: text for name, text in texts.items() if text}
 
-    @classmethod
-    def keys(cls) -> list[str]:
-        """Keys of this configuration, as written in TOML."""
-        return [_kebab(name) for name in cls.model_fields]
-
 
 def _files(value: Any) -> Iterator[str]:
     if isinstance(value, Config):
@@ -135,7 +130,7 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
         return ExperimentError(
             f"unknown key {key!r}{more}",
             got=f"{path[-1]} = {fault['input']!r}"[:200],
-            fix=did_you_mean(path[-1], _innermost(cls, path)[0].keys()),
+            fix=did_you_mean(path[-1], map(_kebab, _innermost(cls, path)[0].model_fields)),
         )
     if fault["type"] == "missing":
         return ExperimentError(

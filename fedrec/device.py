@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedrec.errors import EngineError
-from fedrec.experiment.tables import Precision
+from fedrec.experiment.schema import Precision
 
 
 def resolve_device(name: str, precision: Precision = "float32") -> torch.device:

@@ -62,11 +62,6 @@ class DevicesConfig(Config):
     nightly: NightlyConfig | None = None
     """Hours of each day in which devices are available; default: always."""
 
-    @property
-    def sometimes_away(self) -> bool:
-        """True if devices are not always available."""
-        return self.nightly is not None
-
 
 class Devices:
     """Devices of an experiment's clients.

@@ -134,21 +134,13 @@ def unknown(what: str, name: str, known: Iterable[str], expected: str = "") -> E
 def unreadable(path: Path, got: object, fix: str = "restore it from a backup") -> RunError:
     """Create the error for a file of a run or a study that is damaged or protected; `got` is the
     exception or a description."""
-    return RunError(f"{path} cannot be read", got=_described(got), fix=fix)
+    described = f"{type(got).__name__}: {got}" if isinstance(got, Exception) else str(got)
+    return RunError(f"{path} cannot be read", got=described, fix=fix)
 
 
 def missing_file(what: str, path: Path, fix: str) -> DataError:
     """Create the error for a missing data file; `what` describes the file."""
     return DataError(f"{what} is missing", expected=f"a file {path}", got="nothing", fix=fix)
-
-
-def damaged_file(path: Path, expected: str, got: object, fix: str = "get it again") -> DataError:
-    """Create the error for a damaged data file; `got` is the exception or a description."""
-    return DataError(f"{path} is damaged", expected=expected, got=_described(got), fix=fix)
-
-
-def _described(got: object) -> str:
-    return f"{type(got).__name__}: {got}" if isinstance(got, Exception) else str(got)
 
 
 # The packages beside fedrec have common names: a file or folder of the same name beside a script or

@@ -32,15 +32,13 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from fedrec.components.errors import component_errors
 from fedrec.components.registry import CALLBACK
+from fedrec.components.sections import component_errors, component_of
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, FedrecError
 from fedrec.experiment.schema import Experiment, marked
-from fedrec.experiment.sections import component_of
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import runs_directory
-from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, write_atomically
 from fedrec.runtime.ragged import flat
 

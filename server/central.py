@@ -27,8 +27,7 @@ from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.statement import SIMULATION, sentence
 from fedrec.report.privacy_total import systems_together
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.files import finite
 from server.callbacks import CallbackList
 

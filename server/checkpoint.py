@@ -24,8 +24,8 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.components.errors import component_errors
 from fedrec.components.registry import STRATEGY, resolve
+from fedrec.components.sections import component_errors
 from fedrec.errors import RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.serialization import from_record, to_record

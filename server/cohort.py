@@ -15,14 +15,12 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SAMPLER
+from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
 from fedrec.data.population import POPULATIONS
 from fedrec.devices import Devices, DevicesConfig
 from fedrec.errors import EngineError, ExperimentError
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_of
-from fedrec.experiment.tables import ClosingConfig
+from fedrec.experiment.schema import ClosingConfig, Experiment
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.messages import Presence
 from fedrec.protocol.updates import ItemRequests
@@ -346,7 +344,7 @@ class SynchronousTimeline(Timeline):
         config = self.experiment.closing or ClosingConfig()
         start = self.clock
         present = None
-        if self.devices.config.sometimes_away:
+        if self.devices.config.nightly is not None:
             cohort = cohorts.section.options.get("cohort", 1)
             number = math.ceil(config.asked(cohort))
             start = self._when_present(cohorts.clients, number, start)

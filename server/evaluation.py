@@ -14,14 +14,13 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType
 
 from fedrec.components.registry import STEP, resolve
+from fedrec.components.sections import Section
 from fedrec.config import did_you_mean
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.tables import Evaluated, Metrics, main_metric
 from fedrec.experiment.phases import rounds_before_last_phase, step_table
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
-from fedrec.experiment.tables import EarlyStoppingConfig
+from fedrec.experiment.schema import EarlyStoppingConfig, Experiment
 from fedrec.protocol.messages import EvaluateOrder, HeldOutPart, Purpose, pack_order, unpack_table
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.runtime.ragged import strip_prefix

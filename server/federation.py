@@ -17,8 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec.components.registry import STEP
 from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.tables import AsynchronousConfig
+from fedrec.experiment.schema import AsynchronousConfig, Experiment
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.messages import (
     ARRAYS,
@@ -403,7 +402,7 @@ class _BufferedTimeline(Timeline):
         """Start clients up to the concurrency; if none trains or is available, at the next time at
         which one is. Returns the time."""
         busy = {client.client for client in self._queue} | self._answers.keys()
-        if not self._queue and self.devices.config.sometimes_away:
+        if not self._queue and self.devices.config.nightly is not None:
             idle = cohorts.clients[~np.isin(cohorts.clients, list(busy))]
             now = self._when_present(idle, 1, now)
         started: list[int] = []

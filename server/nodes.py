@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, EngineError, RefusalError
-from fedrec.experiment.tables import EngineConfig
+from fedrec.experiment.schema import EngineConfig
 from fedrec.protocol.messages import (
     HELLO,
     ITEMS,

@@ -25,23 +25,20 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from threadpoolctl import threadpool_limits
 
-from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
 from fedrec.components.registry import MODEL, STEP, STRATEGY
-from fedrec.data.malicious_users import adversary_words
+from fedrec.components.sections import component_errors, finite, named, refuse_other_arrays
+from fedrec.data.client_data import tied_share
 from fedrec.data.perturbation import perturbation_of
-from fedrec.data.population import POPULATIONS
-from fedrec.data.time_order import tied_share
+from fedrec.data.population import POPULATIONS, adversary_words
 from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.evaluation.tables import Evaluated
-from fedrec.experiment.loading import from_run_config
-from fedrec.experiment.schema import Experiment, leak_words
+from fedrec.experiment.schema import Experiment, from_run_config, leak_words
 from fedrec.kernel.compiled import is_compiled
 from fedrec.models.privrec import PrivRecConfig
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
-from fedrec.runs.folder import TIED_SHARE, RunFolder
+from fedrec.runs.folder import TIED_SHARE, Result, RunFolder
 from fedrec.runs.ids import default_folder
-from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
 from fedrec.runtime.process import interrupting, raise_if_interrupted
 from server.callbacks import Callback, CallbackList

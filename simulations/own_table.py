@@ -42,10 +42,9 @@ from fedrec.data.readers.table import ROLES, Table
 from fedrec.data.recognition import Recognised, recognise
 from fedrec.errors import DataError, ExperimentError, FedrecError
 from fedrec.evaluation.tables import NEW, OLD
-from fedrec.experiment.loading import load, read
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load, read
+from fedrec.runs.folder import Result
 from fedrec.runs.ids import runs_directory, stamp
-from fedrec.runs.result import Result
 from fedrec.runtime.files import require_new_folder, write_atomically
 from server.callbacks import Callback
 from simulations.runner import run

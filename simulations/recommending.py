@@ -23,21 +23,18 @@ from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.step import Step, private_names
 from fedrec.components.registry import DATASET
-from fedrec.data.catalogue import read_rows
-from fedrec.data.columns import ids_of
-from fedrec.data.features import Feature, FeatureTable, Vectors, known_labels
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions, Vectors, known_labels
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.data.readers.table import TableConfig, indexed
+from fedrec.data.reader import read_rows
+from fedrec.data.readers.table import TableConfig, ids_of, indexed
 from fedrec.data.splits.rules import Partition
 from fedrec.data.tables import TableLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.ranks import best_items
 from fedrec.models.base import is_generated
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import check_ids, read_ids, write_ids
-from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.evaluation import ending
 

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.components.registry import SAMPLER, STRATEGY, resolve
+from fedrec.components.sections import Section
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import DataError, ExperimentError, RunError
-from fedrec.experiment.loading import load
 from fedrec.experiment.phases import last_phase
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
-from fedrec.experiment.tables import EngineConfig
-from fedrec.runs.folder import RunFolder
+from fedrec.experiment.schema import EngineConfig, Experiment, load
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import default_folder
-from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, write_atomically, write_json
 from fedrec.runtime.process import interrupting
 from server.callbacks import Callback

@@ -21,10 +21,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from pydantic import Field
 
+from fedrec.components.sections import Section
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase
-from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.messages import (
     Reply,

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.components import registry
+from fedrec.components.sections import Section, component_settings
 from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.linear import LEARNED, LEFT, MAP, PRODUCTS, PUBLIC, RIGHT, WEIGHTS
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from fedrec.sums.fold_in import LearnedConfig, MapConfig, mapped, placed_embeddings

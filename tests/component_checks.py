@@ -12,9 +12,8 @@ from scipy.linalg import toeplitz
 from clients.node import Node
 from clients.round import train_clients
 from fedrec.compression.codec import Compression, Payload
-from fedrec.data.malicious_users import Known
 from fedrec.data.perturbation import Perturbed, TrainingData
-from fedrec.data.population import Population, read_interactions
+from fedrec.data.population import Known, Population, read_interactions
 from fedrec.data.splits.rules import partition_by
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant

@@ -171,7 +171,7 @@ def tiny_experiment():
 @pytest.fixture(scope="session")
 def load_tiny(tiny_experiment):
     """Loads the tiny experiment with overrides."""
-    from fedrec.experiment.loading import load
+    from fedrec.experiment.schema import load
 
     return lambda *overrides: load(tiny_experiment(), overrides)
 
@@ -260,8 +260,7 @@ def world():
     training rows."""
     import numpy as np
 
-    from fedrec.data.features import Feature, FeatureTable
-    from fedrec.data.interactions import Interactions
+    from fedrec.data.interactions import Feature, FeatureTable, Interactions
     from fedrec.data.population import Population
     from fedrec.data.splits.rules import Partition
 

@@ -16,12 +16,10 @@ from pydantic_core import to_jsonable_python
 
 from clients.device.policy import Policy
 from fedrec.components import registry
+from fedrec.components.sections import Section
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import read, shipped_experiments
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig, Experiment, read, shipped_experiments
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.runtime.files import read_toml
 from simulations.cli.components import SECTIONS
@@ -54,7 +52,7 @@ OF_OWN_DATA = {
 }
 # set by nobody yet; to be taken away
 SET_BY_NOBODY = {
-    "AdversaryConfig": "clients target_choice target_items targets",
+    "AdversaryConfig": "target_choice target_items targets",
     "AsynchronousConfig": "staleness_exponent",
     "AttributeConfig": "folds",
     "AuditConfig": "overshoot",

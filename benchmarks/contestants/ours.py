@@ -22,8 +22,7 @@ import numpy as np
 from benchmarks.contestants.archive import BATCH, EPOCHS, LEARNING_RATE, Arrays, RoundClock
 from fedrec.components.registry import MODEL, SAMPLER, resolve
 from fedrec.data.population import Population
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load
 from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from server.callbacks import Callback

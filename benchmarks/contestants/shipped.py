@@ -20,8 +20,8 @@ import torch
 from clients.evaluation import evaluate_clients
 from clients.node import Node
 from clients.round import train_clients
-from fedrec.experiment.loading import load
-from fedrec.experiment.sections import Section
+from fedrec.components.sections import Section
+from fedrec.experiment.schema import load
 from fedrec.protocol.messages import EvaluateOrder, TrainOrder
 from fedrec.protocol.updates import dense_change
 

@@ -26,16 +26,15 @@ from clients.device.policy import FILES, Policy, client_noise, experiment_of, rh
 from clients.node import Node
 from clients.participation import Limits, Participation
 from clients.storage import PrivateState, SessionSecrets
-from fedrec.data.catalogue import Catalogue
-from fedrec.data.features import Feature, FeatureTable, known_labels
-from fedrec.data.interactions import Interactions
+from fedrec.components.sections import Section
+from fedrec.data.interactions import Feature, FeatureTable, Interactions, known_labels
 from fedrec.data.population import Population
+from fedrec.data.reader import Catalogue
 from fedrec.data.splits.rules import Partition, partition_by
 from fedrec.data.tables import Columns, TableLayout, read_table, table_start
 from fedrec.errors import ClientError, DataError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
 from fedrec.protocol.messages import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
@@ -353,7 +352,7 @@ def _read_own(
 ) -> tuple[Interactions, list[str], np.ndarray | None]:
     import pandas as pd  # simulated nodes do without
 
-    from fedrec.data.columns import ids_of, numbers_of, times_of
+    from fedrec.data.readers.table import ids_of, numbers_of, times_of
 
     known = Catalogue.read(catalogue)
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]

@@ -21,12 +21,11 @@ from typing import Any, Self
 from pydantic import Field
 
 from fedrec.components import registry
+from fedrec.components.sections import Section, component_settings, sections_within
 from fedrec.config import Config, fits
 from fedrec.errors import ExperimentError, RefusalError
-from fedrec.experiment.loading import from_run_config
 from fedrec.experiment.phases import Phase, contributions_of, phase_at, phases_of, step_table
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings, sections_within
+from fedrec.experiment.schema import Experiment, from_run_config
 from fedrec.privacy.accounting.events import GAUSSIAN, LAPLACE
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms.base import mechanism_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import read_interactions
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 
 
 def write_log(data: Interactions, file: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.metrics.ranks import best_items
 from fedrec.rng import seed_sequence

@@ -12,8 +12,7 @@ import torch
 from scipy import sparse
 
 from fedrec.config import Config
-from fedrec.data.features import FeatureNames, FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureNames, FeatureTable, Schema
 from fedrec.errors import ExperimentError
 from fedrec.privacy.statement import Stated
 from fedrec.runtime.ragged import spans

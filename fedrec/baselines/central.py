@@ -20,11 +20,10 @@ from fedrec.baselines.training import (
     train,
 )
 from fedrec.components.registry import MODEL, resolve
+from fedrec.components.sections import Section, component_settings
 from fedrec.config import Width, fits
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import Schema, last_items
+from fedrec.data.interactions import FeatureNames, Schema, last_items
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import HistoryModel, Model, is_generated
 from fedrec.models.neumf import NeumfConfig
 from fedrec.models.privrec import PrivRec

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedrec.baselines.base import Baseline, Histories, Sparse, TooLarge
 from fedrec.config import Width
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import LowRatedConfig
+from fedrec.data.interactions import FeatureNames, LowRatedConfig
 from fedrec.rng import stream, torch_stream
 from fedrec.sums.fold_in import MapConfig, content_columns, content_names, mapped, similarities
 from fedrec.sums.products import item_weights

@@ -22,7 +22,7 @@ from fedrec.baselines.training import (
     train,
 )
 from fedrec.config import Width
-from fedrec.data.features import FeatureNames, FeatureTable
+from fedrec.data.interactions import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.kernel.compiled import compiled
 from fedrec.rng import stream, torch_stream

@@ -23,7 +23,7 @@ from fedrec.baselines.base import Baseline, Histories
 from fedrec.baselines.training import own_seed
 from fedrec.config import Width
 from fedrec.data.client_data import draw_negatives
-from fedrec.data.features import FeatureNames
+from fedrec.data.interactions import FeatureNames
 from fedrec.device import one_thread
 from fedrec.models.privrec import PrivRec as PrivRecModel
 from fedrec.models.privrec import PrivRecConfig as PrivRecModelConfig

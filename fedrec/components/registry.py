@@ -11,15 +11,15 @@ import json
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from traceback import extract_tb
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from fedrec.components.errors import line_of
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, unknown
 
@@ -54,10 +54,6 @@ class Setting:
     default: str
     range: str
     about: str
-
-    def table(self) -> dict[str, str]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 def settings_of(component: type, *, nested: bool = True) -> list[Setting]:
@@ -424,6 +420,18 @@ def _import(kind: Kind, module_name: str):
             got=f"{type(error).__name__}: {error}",
             fix=fix,
         ) from error
+
+
+def line_of(error: BaseException) -> str:
+    """File and line where an exception was raised; empty without a traceback."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen")
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def _lies_here(module_name: str) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.components.registry import COMPRESSION
+from fedrec.components.sections import component_of
 from fedrec.config import Config
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_of
 from fedrec.privacy.clipping import Clip
 from fedrec.protocol.updates import Change, SparseUpdate, scaled
 from fedrec.rng import stream

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.reader import Archive, DatasetSource, Reader
-from fedrec.errors import DataError, damaged_file
+from fedrec.errors import DataError
 
 # Unpacking of untrusted archives, which must not write outside the given folder or fill the disk.
 
@@ -75,8 +75,12 @@ def unpack(path: Path, folder: Path) -> None:
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno not in _OF_ARCHIVE:
             raise
-        expected = "a complete zip or tar archive of a supported kind"
-        raise damaged_file(path, expected, error) from None
+        raise DataError(
+            f"{path} is damaged",
+            expected="a complete zip or tar archive of a supported kind",
+            got=f"{type(error).__name__}: {error}",
+            fix="get it again",
+        ) from None
 
 
 def _of_zip(info: zipfile.ZipInfo) -> tuple[str, bool, int]:
@@ -108,31 +112,22 @@ def _check_members(path: Path, members: Iterable[tuple[str, bool, int]]) -> None
 
 
 @contextmanager
-def _staged(folder: Path) -> Iterator[Path]:
-    """Context with a temporary folder that is renamed to `folder` on success, else deleted.
+def _staged(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Context with two temporary folders, for the dataset's files and for unpacked archives; on
+    success the first is renamed to `folder`, and in any case both are deleted.
 
     Raises:
         DataError: `folder` exists already, or the disk is full.
     """
     _check_absent(folder)
-    with _scratch(folder) as temporary:
-        yield temporary
-        os.replace(temporary, folder)
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """Context with a temporary folder beside `folder`, deleted afterwards.
-
-    Raises:
-        DataError: the disk is full.
-    """
     with _disk_errors(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
-        temporary.mkdir()  # with the permissions of the umask
+        parts = temporary / "staging", temporary / "unpacked"
+        for part in parts:
+            part.mkdir(parents=True)  # with the permissions of the umask
         try:
-            yield temporary
+            yield parts
+            os.replace(parts[0], folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -238,7 +233,7 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
     _check_absent(folder)
     holder = folder.parent / f".{folder.name}.download"  # archives are saved under their own names
     files = [_downloaded(archive, holder, progress) for archive in source.archives]
-    with _staged(folder) as staging, _scratch(folder) as unpacked:
+    with _staged(folder) as (staging, unpacked):
         for file in files:
             unpack(file, unpacked)
         collect(source, name, unpacked, staging)
@@ -340,7 +335,7 @@ def import_data(name: str, path: Path) -> Path:
             got="a pipe, a socket or a device" if path.exists() else "nothing",
             fix="correct the path, or save the data in a file",
         )
-    with _staged(folder) as staging, _scratch(folder) as unpacked:
+    with _staged(folder) as (staging, unpacked):
         if path.is_file():
             unpack(path, unpacked)
         collect(source, name, path if path.is_dir() else unpacked, staging)

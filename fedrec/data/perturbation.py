@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedrec.components import registry
-from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.components.sections import component_errors, component_of, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.splits.rules import Partition
-from fedrec.experiment.sections import component_of
-from fedrec.experiment.tables import DataSettings
+from fedrec.experiment.schema import DataSettings
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import dates_of, numbers_of, typed
 from fedrec.data.interactions import Interactions
-from fedrec.data.readers.table import ROLES, Table, TableConfig, repeated_rows
-from fedrec.data.tables import (
-    Columns,
-    TableLayout,
-    first_rows,
-    format_of,
-    read_table,
-    table_start,
+from fedrec.data.readers.table import (
+    ROLES,
+    Table,
+    TableConfig,
+    dates_of,
+    numbers_of,
+    repeated_rows,
+    typed,
 )
+from fedrec.data.tables import Columns, TableLayout, first_rows, format_of, read_table, table_start
 from fedrec.errors import DataError
 from fedrec.runtime.ragged import distinct
 
@@ -55,7 +55,7 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
     header = config.header
     if "header" not in given:
         names = table_start(path, layout).names
-        named = any(role.surest_first(names) for role in _ROLES.values())
+        named = any(_surest_first(role, names) for role in _ROLES)
         header = named or not _is_row(path, layout, names)
     return layout if header else replace(layout, names="positions")
 
@@ -171,11 +171,6 @@ class _Role:
     fits: _Test = lambda column, form: True
     misfit: str = ""
 
-    def surest_first(self, names: Sequence[str]) -> list[str]:
-        """Columns with a name of this role, the surest first."""
-        ranks = {name: rank for rank, name in reversed([*enumerate(self.names.split())])}
-        return sorted((n for n in names if _plain(n) in ranks), key=lambda n: ranks[_plain(n)])
-
 
 _ROLES = {
     "user": _Role(
@@ -208,6 +203,12 @@ _ROLES = {
         " another format, set it (--time-format '%m/%d/%Y')",
     ),
 }
+
+
+def _surest_first(role: str, names: Sequence[str]) -> list[str]:
+    """Columns with a name of a role, the surest first."""
+    ranks = {name: rank for rank, name in reversed([*enumerate(_ROLES[role].names.split())])}
+    return sorted((n for n in names if _plain(n) in ranks), key=lambda n: ranks[_plain(n)])
 
 
 def _plain(name: str) -> str:
@@ -381,7 +382,7 @@ def recognise(
     pairs = distinct(data.pairs)
     ignored = [name for name in start.names if name not in {*columns.values(), *features}]
     usable = [name for name in ignored if name in names]
-    named = {role: _ROLES[role].surest_first(usable) for role in possible if role not in roles}
+    named = {role: _surest_first(role, usable) for role in possible if role not in roles}
     return Recognised(
         config=config,
         roles={role: roles[role] for role in ROLES if role in roles},
@@ -412,7 +413,7 @@ def _frame(
     Raises:
         DataError: a given column is missing.
     """
-    named = {role: by.surest_first(names) for role, by in _ROLES.items()}
+    named = {role: _surest_first(role, names) for role in _ROLES}
     ids = {name for role, name in given.items() if role in _IDS}
     numbers = {*given.values(), *named["rating"], *named["time"]} - ids - features
     kinds = {name: None if name in numbers else str for name in (*names, *given.values())}
@@ -460,7 +461,7 @@ def _assigned(
         if free():
             roles[role] = _RoleColumn(free()[0], "by its place")
     for role in possible:
-        named = [] if role in roles else _ROLES[role].surest_first(free())
+        named = [] if role in roles else _surest_first(role, free())
         fitting = [name for name in named if _ROLES[role].fits(values[name], form)]
         if fitting:
             roles[role] = _RoleColumn(fitting[0], "by its name", tuple(fitting[1:]))

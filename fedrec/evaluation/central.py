@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings, TooLarge
-from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import BASELINE, resolve
+from fedrec.components.sections import component_errors, refuse_wrong
 from fedrec.data.interactions import no_times
 from fedrec.data.population import Population
 from fedrec.errors import DataError
-from fedrec.evaluation.lists import HeldOutLists
-from fedrec.evaluation.tables import Evaluated, Metrics, user_groups
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.evaluation.tables import Evaluated, HeldOutLists, Metrics, user_groups
+from fedrec.experiment.schema import EvaluationConfig
 from fedrec.metrics.base import RatedBlock
 
 _LOG = logging.getLogger("fedrec")

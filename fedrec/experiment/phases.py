@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedrec.components import registry
+from fedrec.components.sections import Section, component_settings
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Contributions
 
 MAIN = "main"

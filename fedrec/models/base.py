@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import RecencyConfig, Schema
+from fedrec.data.interactions import FeatureNames, RecencyConfig, Schema
 from fedrec.errors import ExperimentError
 from fedrec.nn.layers import KernelModel, weighted_cross_entropy
 

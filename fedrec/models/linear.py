@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config, Width
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import LowRatedConfig, RecencyConfig, Schema
+from fedrec.data.interactions import FeatureNames, LowRatedConfig, RecencyConfig, Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters, grown_biases
 from fedrec.sums.fold_in import (
     LogLinear,

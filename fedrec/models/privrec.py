@@ -35,8 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config, Width
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters, Users, grown_biases
 from fedrec.nn.layers import (

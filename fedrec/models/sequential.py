@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from fedrec.config import Config, Width
 from fedrec.data.client_data import draw_negatives
-from fedrec.data.features import FeatureNames
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureNames, Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters
 from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states
 from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised

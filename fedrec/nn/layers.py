@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.data.features import Vectors
+from fedrec.data.interactions import Vectors
 
 # Declaration of a model for training in native code: a multilayer perceptron on embeddings, or a
 # factorization.

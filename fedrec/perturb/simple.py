@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
+from fedrec.data.client_data import row_numbers
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
-from fedrec.data.time_order import row_numbers
 from fedrec.perturb.substitutes import random_substitutes
 from fedrec.perturb.targeted import RATING_SCALE, RandomisedRows, keep_probability
 from fedrec.perturb.upc_sdg import ReplacementConfig, check_rows, lowest, replaced_counts

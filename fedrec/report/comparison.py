@@ -16,7 +16,7 @@ from fedrec.evaluation.tables import lower_is_better, main_metric
 from fedrec.experiment.schema import marked
 from fedrec.report.inputs import COLUMNS, Inputs, system_inputs
 from fedrec.report.rows import baseline_names, is_private, settings_table, system_names
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from fedrec.runtime.ragged import flat
 
 # Bootstrap intervals of means over users (Efron 1979), of many samples at once.

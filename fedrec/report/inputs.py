@@ -9,15 +9,15 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from fedrec.components import registry
+from fedrec.components.sections import component_settings
 from fedrec.config import Config
-from fedrec.data.features import FeatureNames
+from fedrec.data.interactions import FeatureNames
 from fedrec.data.population import reader_of
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import make_baseline
 from fedrec.experiment.schema import Experiment, marked
-from fedrec.experiment.sections import component_settings
 from fedrec.models.base import Model
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from fedrec.runtime.ragged import flat
 
 # The inputs of a system in addition to the likes in training.

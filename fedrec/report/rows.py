@@ -9,11 +9,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedrec.components.registry import BASELINE
+from fedrec.components.sections import Section, resolved_section
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import marked
-from fedrec.experiment.sections import Section, resolved_section
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.ragged import flat
 
 _APART = ("name", "seed", "title", "settings-tried", "callbacks", "checkpoint", "engine")

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
-from fedrec.experiment.schema import marked
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig, marked
 from fedrec.report.comparison import bootstrap_intervals
 from fedrec.report.inputs import Inputs, budgets_line, inputs_line, system_inputs
 from fedrec.report.rows import is_private, system_rows
@@ -22,7 +21,7 @@ from fedrec.runs.folder import TIED_SHARE, RunFolder
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedrec.runs.result import Result
+    from fedrec.runs.folder import Result
 
 Rows = Mapping[str, Mapping[str, float]]
 _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")

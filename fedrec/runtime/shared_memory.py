@@ -32,17 +32,12 @@ class SharedArray(np.memmap):
 
 def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copy large arrays to shared memory, if the system supports it."""
-    if not _offered():
+    if not hasattr(os, "memfd_create"):
         return dict(arrays)
     return {
         name: _shared(array) if array.nbytes >= _WORTH_SHARING else array
         for name, array in arrays.items()
     }
-
-
-def _offered() -> bool:
-    """True if the system supports shared memory."""
-    return hasattr(os, "memfd_create")
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
@@ -63,7 +58,8 @@ def is_shared(array: np.ndarray) -> bool:
         isinstance(array, SharedArray)
         and array.base is not None
         and array.filename is not None
-        and _whole(array)
+        and array.offset == 0
+        and array.nbytes == array._mmap.size()  # type: ignore[attr-defined]
     )
 
 
@@ -94,7 +90,3 @@ def _shared(array: np.ndarray) -> np.ndarray:
     shared = _empty(array.shape, array.dtype)
     shared[...] = array
     return shared
-
-
-def _whole(array: SharedArray) -> bool:
-    return array.offset == 0 and array.nbytes == array._mmap.size()  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.sums.products import shrunk
 

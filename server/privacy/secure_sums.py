@@ -37,8 +37,7 @@ from flwr.serverapp import Grid
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import symmetric_of
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.tables import SecureAggregationConfig
+from fedrec.experiment.schema import Experiment, SecureAggregationConfig
 from fedrec.protocol.messages import (
     ARRAYS,
     SECURE_CHANNEL,

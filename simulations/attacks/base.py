@@ -16,14 +16,12 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.attacks.attribute import Figure, Success, measure
-from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import ATTACK
+from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.experiment.loading import load
 from fedrec.experiment.phases import step_table
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_of
+from fedrec.experiment.schema import Experiment, load
 from fedrec.rng import seed_sequence
 from fedrec.runtime.files import finite, write_json
 from server.callbacks import Callback

@@ -22,11 +22,11 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
+from fedrec.components.sections import component_of
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_of
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import CorrelatedRounds
 from fedrec.privacy.config import PrivacyConfig
@@ -35,8 +35,7 @@ from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import Gaussian
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.serialization import from_record, zero_copy_arrays
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.files import open_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from server.callbacks import Observer

@@ -20,6 +20,7 @@ from clients.steps.descent import Update, one_by_one
 from fedrec.attacks.canaries import CanaryPlan, Directions, Kind
 from fedrec.components import registry
 from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY, resolve
+from fedrec.components.sections import Section, component_of, component_settings, fields_of
 from fedrec.config import Config, fits
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import Interactions, Schema, more_ids
@@ -28,7 +29,6 @@ from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.splits.rules import Partition, Split, partition_by
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_of, component_settings, fields_of
 from fedrec.models.base import HistoryModel, Model, Parameters, Users
 from fedrec.models.linear import ProductsModel
 from fedrec.nn.layers import KernelModel

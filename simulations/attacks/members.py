@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from fedrec.components.registry import SPLIT
+from fedrec.components.sections import Section, component_of
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.splits.rules import Partition, Split, partition_by
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 

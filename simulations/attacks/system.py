@@ -16,10 +16,10 @@ from clients.node import Node
 from clients.round import train_each
 from clients.step import private_names
 from fedrec.attacks.membership import top_lists
+from fedrec.components.sections import Section
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
 from fedrec.models.metamf import MetaMf, generate
 from fedrec.protocol.messages import ItemQuery, TrainOrder
 from fedrec.protocol.updates import ClientArrays

@@ -11,6 +11,7 @@ import keyword
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -19,14 +20,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedrec.components.errors import file_of
 from fedrec.components.registry import KINDS, Kind, available, available_names, resolve, settings_of
 from fedrec.components.registry import file_of as file_of_name
+from fedrec.components.sections import Section, file_of
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ROOT, ExperimentError, FedrecError, unknown
-from fedrec.experiment.loading import shipped_experiments
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
+from fedrec.experiment.schema import Experiment, shipped_experiments
 from fedrec.runtime.files import read_toml, write_atomically
 from simulations.cli.options import AsJson
 
@@ -98,7 +97,7 @@ def _print_component(kind: str, component: type, as_json: bool) -> None:
     entry = {"kind": kind, **about, "file": _relative(file_of(component))}
     settings = settings_of(component, nested=component is not Experiment)
     if as_json:
-        tables = [setting.table() for setting in settings]
+        tables = [asdict(setting) for setting in settings]
         typer.echo(json.dumps({**entry, "settings": tables}, indent=2))
         return
     for line in filter(None, list(entry.values())[1:]):

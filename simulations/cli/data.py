@@ -21,15 +21,14 @@ from rich.progress import (
 from rich.table import Table
 
 from fedrec.components.registry import DATASET, available, resolve
+from fedrec.components.sections import override
 from fedrec.data.download import fetch as download
 from fedrec.data.download import import_data
 from fedrec.data.perturbation import Perturbed, perturbation_of
 from fedrec.data.population import Population
 from fedrec.data.reader import Reader, data_directory
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import override
+from fedrec.experiment.schema import Experiment, load
 from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.runs.folder import RunFolder

@@ -54,7 +54,7 @@ def _init(
     overrides: Annotated[list[str] | None, options.overrides()] = None,
 ) -> None:
     """Create a deployment folder: authority, certificates, keys, secrets and settings."""
-    from fedrec.experiment.loading import load
+    from fedrec.experiment.schema import load
     from simulations.deployment.shards import cut_for
 
     table = {**(context.obj or {}), **({"hosts": [*host]} if host else {})}

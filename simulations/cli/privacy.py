@@ -20,11 +20,10 @@ from rich.table import Table
 
 from fedrec.components import registry
 from fedrec.components.registry import ATTACK, available_names, resolve
+from fedrec.components.sections import component_of, override
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_of, override
+from fedrec.experiment.schema import Experiment, load
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, summary, words
 from fedrec.privacy.plan import Plan

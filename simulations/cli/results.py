@@ -18,8 +18,7 @@ from fedrec.report.formats import (
 )
 from fedrec.report.page.sections import report as rendered
 from fedrec.report.privacy_total import shown_together
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.files import write_atomically
 from simulations.cli import options
 from simulations.cli.data import check_output, write_table

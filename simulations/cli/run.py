@@ -17,14 +17,14 @@ from rich.table import Table
 from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.report.inputs import inputs_line, system_inputs
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.report.summary import result_lines, summary_table
+from fedrec.runs.folder import Result
 from fedrec.runs.ids import default_folder, runs_directory, stamp
-from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
 from server.callbacks import Progress
 from simulations import runner

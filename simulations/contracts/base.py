@@ -30,18 +30,17 @@ from fedrec.components.registry import (
     Kind,
     resolve,
 )
+from fedrec.components.sections import Section, component_settings
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.splits.rules import partition_by
 from fedrec.errors import ComponentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.schema import Experiment, load
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible, stream
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from server.callbacks import Callback
 from simulations import runner
 
@@ -339,7 +338,7 @@ class PoisoningContract(_OtherContract):
 
     def _placed(self) -> dict[str, Any]:
         """Section of the adversary, with the component as its attack."""
-        return {"adversary": {"attack": self.section(), "clients": 4, "targets": 2}}
+        return {"adversary": {"attack": self.section(), "share": 0.23, "targets": 2}}
 
     def _applied(self, seed: int) -> dict[str, np.ndarray]:
         known = Population.of(self.small()).adversary

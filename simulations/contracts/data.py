@@ -14,16 +14,14 @@ import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
 from fedrec.components.registry import ATTACK, BASELINE, DATASET, METRIC, SPLIT
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.components.sections import Section
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions
 from fedrec.data.population import Population, read_interactions, reader_of
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import ComponentError, DataError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.evaluation.tables import Evaluated, Metrics
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig, Experiment
 from fedrec.metrics.base import RatedBlock, RatingMetric
 from fedrec.metrics.ranks import RankedBlock
 from fedrec.report.inputs import low_rated_weights

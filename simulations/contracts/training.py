@@ -24,12 +24,11 @@ from clients.step import Step, keeps_state, private_names
 from clients.steps.descent import Update, as_block
 from clients.sums import UpdateSum
 from fedrec.components.registry import MODEL, STEP, STRATEGY, covers_overrides
+from fedrec.components.sections import Section
 from fedrec.data.client_data import ClientData
-from fedrec.data.features import FeatureNames, FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureNames, FeatureTable, Schema
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section
 from fedrec.models.base import HistoryModel, Model
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig

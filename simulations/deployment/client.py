@@ -16,8 +16,8 @@ from pathlib import Path
 
 from clients.device.node import read_own
 from clients.device.policy import Policy
+from fedrec.components.sections import override
 from fedrec.errors import EngineError, RunError, missing_file
-from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
 from simulations.deployment.layout import (
     CATALOGUE,

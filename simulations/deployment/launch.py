@@ -21,10 +21,8 @@ from typing import Any
 import httpx
 
 from fedrec.errors import EngineError, RunError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.experiment.schema import Experiment, load
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.files import parse_json
 from server.callbacks import Callback
 from server.nodes import with_names

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from fedrec.data.catalogue import Catalogue
-from fedrec.data.features import SEVERAL, Feature
+from fedrec.data.interactions import SEVERAL, Feature
 from fedrec.data.population import Population
+from fedrec.data.reader import Catalogue
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.files import write_atomically
 from simulations.deployment.layout import Deployment, hand_over, write_private

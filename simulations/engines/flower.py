@@ -28,8 +28,7 @@ from typing import Any
 import tomli_w
 
 from fedrec.errors import EngineError, RunError
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from server.callbacks import Callback, RunEvent
 from simulations.engines.ray import settings_of_a_local_ray
 from simulations.flower_commands import (

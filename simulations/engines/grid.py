@@ -20,10 +20,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedrec.components.errors import line_of
+from fedrec.components.registry import line_of
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import FedrecError
-from fedrec.experiment.loading import from_run_config
+from fedrec.experiment.schema import from_run_config
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.shared_memory import share
 

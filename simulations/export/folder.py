@@ -37,8 +37,8 @@ from clients.step import Step, private_names
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model
+from fedrec.runs.folder import Result
 from fedrec.runs.ids import id_lines
-from fedrec.runs.result import Result
 from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically, write_json
 from simulations.recommending import (
     clients_of,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from clients.malicious import MaliciousBlock
 from clients.steps.descent import rates_by_name
 from fedrec.config import Config
-from fedrec.data.malicious_users import Known
+from fedrec.data.population import Known
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
 from fedrec.rng import torch_stream

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.malicious import MaliciousBlock
-from fedrec.data.malicious_users import Known
+from fedrec.data.population import Known
 from fedrec.nn.layers import Adam
 from simulations.poisoning.base import (
     MADE_UP,

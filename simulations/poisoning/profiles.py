@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.malicious import MaliciousBlock
-from fedrec.data.malicious_users import Known
+from fedrec.data.population import Known
 from fedrec.models.linear import products_of
 from fedrec.sums.products import BIAS, chosen_items
 from simulations.poisoning.base import (

@@ -18,16 +18,13 @@ import torch
 from clients.node import Node
 from clients.step import Step
 from fedrec.components.registry import SAMPLER
+from fedrec.components.sections import component_of
 from fedrec.data.population import POPULATIONS
-from fedrec.evaluation.lists import ranking_metrics
-from fedrec.evaluation.tables import group_gaps
-from fedrec.experiment.loading import read
-from fedrec.experiment.schema import Experiment, marked
-from fedrec.experiment.sections import component_of
-from fedrec.experiment.tables import TRIED
+from fedrec.evaluation.tables import group_gaps, ranking_metrics
+from fedrec.experiment.schema import TRIED, Experiment, marked, read
 from fedrec.report.rows import epsilon_of
 from fedrec.rng import stream
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from simulations.studies.declaration import Found, TaskJob
 from simulations.studies.runs import SYSTEM, finished, values
 

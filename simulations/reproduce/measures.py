@@ -23,15 +23,14 @@ from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
 from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.components import registry
 from fedrec.components.registry import PERTURBATION
+from fedrec.components.sections import component_of
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS, Population, read_interactions
 from fedrec.data.splits.rules import BoundedConfig
 from fedrec.errors import ClientError, DataError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.evaluation.lists import HeldOutLists
-from fedrec.evaluation.tables import Evaluated, Metrics
-from fedrec.experiment.sections import component_of
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.evaluation.tables import Evaluated, HeldOutLists, Metrics
+from fedrec.experiment.schema import EvaluationConfig
 from fedrec.perturb.substitutes import FIGURE
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.reader import data_directory
 from fedrec.errors import ExperimentError, unknown, unreadable
-from fedrec.experiment.loading import load, read
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load, read
 from fedrec.runs.ids import commit, installed_version
 from fedrec.runtime.files import number, read_json, read_toml, write_json
 from server.callbacks import Callback

@@ -32,8 +32,7 @@ from fedrec.errors import (
 from fedrec.evaluation.tables import Metrics, lower_is_better
 from fedrec.experiment.schema import Experiment, marked
 from fedrec.report.inputs import system_inputs
-from fedrec.runs.folder import RunFolder, locked
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder, locked
 from fedrec.runtime.files import read_json, require_new_folder, write_json
 from server.callbacks import Callback, Progress
 from simulations import runner

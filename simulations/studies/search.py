@@ -22,9 +22,7 @@ from pydantic import BaseModel
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import lower_is_better
-from fedrec.experiment.loading import load, read
-from fedrec.experiment.schema import Experiment
-from fedrec.experiment.tables import DataSettings
+from fedrec.experiment.schema import DataSettings, Experiment, load, read
 from fedrec.privacy.accounting.accountant import Law, RandomTrials
 from fedrec.privacy.accounting.backends import rdp_total
 from fedrec.privacy.accounting.rdp import epsilon_of

@@ -32,10 +32,9 @@ import pandas as pd
 
 from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
-from fedrec.experiment.loading import load, read
+from fedrec.experiment.schema import load, read
 from fedrec.report.privacy_total import PrivacyTotal, total_of
-from fedrec.runs.folder import RunFolder, locked
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder, locked
 from fedrec.runtime.files import write_atomically, write_json
 from server.callbacks import Callback
 from server.checkpoint import Checkpoints, State

@@ -20,7 +20,7 @@ from benchmarks.measures import beside_no_model, perturbed
 from benchmarks.processes import GpuWatch
 from benchmarks.simulation import figures, summary
 from fedrec.evaluation.central import make_baseline
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from simulations.reproduce.measures import alone
 from simulations.studies.declaration import Task, TaskJob, declared
 

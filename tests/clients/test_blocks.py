@@ -23,9 +23,9 @@ from clients.evaluation import evaluate_clients
 from clients.node import Node
 from clients.round import train_clients
 from clients.steps.sgd import Sgd
+from fedrec.components.sections import Section
 from fedrec.data.population import Population
 from fedrec.errors import ClientError
-from fedrec.experiment.sections import Section
 from fedrec.protocol.messages import EvaluateOrder, TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
@@ -465,7 +465,7 @@ PRIVATE_BLOCKS_SETTINGS = {
 @pytest.fixture
 def nodes(tiny_experiment, tmp_path):
     """Two nodes that differ in the path, each with its own private folder."""
-    from fedrec.experiment.loading import load
+    from fedrec.experiment.schema import load
 
     def make(task, settings, model=None):
         found = []

@@ -20,12 +20,12 @@ from clients.round import only_reads, train_clients
 from clients.step import Step
 from clients.steps.descent import Update, one_by_one
 from clients.steps.sgd import Sgd, SgdConfig
+from fedrec.components.sections import Section
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import ClientError, ComponentError, DataError
 from fedrec.evaluation.tables import Evaluated
-from fedrec.experiment.loading import load
-from fedrec.experiment.sections import Section
+from fedrec.experiment.schema import load
 from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (
     INITIAL,

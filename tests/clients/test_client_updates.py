@@ -16,7 +16,7 @@ from clients.node import Node
 from clients.sums import CompressedUpdates
 from fedrec.device import resolve_device
 from fedrec.errors import EngineError, ExperimentError, FedrecError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change

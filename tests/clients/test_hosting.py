@@ -11,9 +11,9 @@ from clients.node import Node, TrainingPath, _training_path
 from clients.steps.fedgnn import FedgnnStep
 from clients.steps.personal import GpfedrecStep
 from clients.steps.sgd import Sgd
+from fedrec.components.sections import Section
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.sections import Section
+from fedrec.experiment.schema import load
 from fedrec.protocol.messages import ItemQuery
 from fedrec.rng import stream
 

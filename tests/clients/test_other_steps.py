@@ -14,10 +14,9 @@ from clients.round import train_clients, train_each
 from clients.steps.maml import Maml, MamlConfig
 from clients.steps.statistics import Counts
 from fedrec.data.client_data import ClientData
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.models.base import Model
 from fedrec.models.metamf import generate
 from fedrec.models.pnbm import Pnbm, PnbmConfig

@@ -18,7 +18,7 @@ from clients.steps import personal
 from clients.steps.fedgnn import FedgnnStepConfig
 from clients.steps.personal import GpfedrecStep
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.graphs import tokens
 from fedrec.models.base import Model
 from fedrec.protocol.messages import ItemQuery, TrainOrder

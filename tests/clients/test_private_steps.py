@@ -18,7 +18,7 @@ from clients.steps.own_noise import clipped_mean
 from clients.steps.vae import DpVae, DpVaeConfig, VaeStep, VaeStepConfig, generator_of
 from clients.sums import UpdateSum
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.privacy.optimal_clip import optimal_clip
 from fedrec.protocol.messages import TrainOrder

@@ -17,7 +17,7 @@ from clients.steps.sgd import Sgd, SgdConfig
 from clients.steps.statistics import GramStep
 from fedrec.data.client_data import draw_negatives
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import TrainOrder, pack_sum, read_arrays

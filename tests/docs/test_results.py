@@ -15,7 +15,7 @@ import pytest
 
 from fedrec.data.reader import data_directory
 from fedrec.errors import RunError
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from simulations.reproduce.recorded import (
     NOT_HERE,
     PAPERS,

@@ -54,14 +54,9 @@ MANY = np.arange(20_000)
 
 def test_speeds_are_log_normal():
     """Medians and standard deviations of the logarithms, of the settings."""
-    config = DevicesConfig(
-        example_seconds=0.02,
-        megabyte_seconds_down=2.0,
-        megabyte_seconds_up=6.0,
-        compute_spread=1.5,
-        network_spread=0.5,
-    )
-    devices = Devices(config, seed=0)
+    seconds = {"example-seconds": 0.02, "megabyte-seconds-down": 2.0, "megabyte-seconds-up": 6.0}
+    spreads = {"compute-spread": 1.5, "network-spread": 0.5}
+    devices = Devices(DevicesConfig.parse(seconds | spreads), seed=0)
     for seconds, median, spread in (
         (devices.seconds(MANY, 100, 0.0), 2.0, 1.5),
         (devices.seconds(MANY, 0, 0.5), 4.0, 0.5),

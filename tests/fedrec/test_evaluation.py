@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Baseline
-from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.evaluation.central import CentralEvaluation
@@ -19,7 +18,7 @@ from fedrec.evaluation.tables import (
     group_means,
     user_groups,
 )
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig
 
 # Metrics of several nodes as one table.
 

@@ -11,8 +11,7 @@ from scipy.stats import chisquare
 from torch import nn
 from torch.nn import functional as F
 
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.pretext.contrast import SessionConfig, SessionTask
 from fedrec.pretext.views import (

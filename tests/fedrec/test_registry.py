@@ -27,10 +27,10 @@ from fedrec.components.registry import (
     ours,
     resolve,
 )
+from fedrec.components.sections import Section, component_settings
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import TARGET_METRICS, TARGET_RATINGS
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Scheduled
 from simulations.contracts.base import SMALL, RunContract
 from tests.component_checks import CHECKS

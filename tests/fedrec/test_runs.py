@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import RunError
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import read_ids, write_ids
-from fedrec.runs.result import Result
 
 # Run folders: created once, recognised, locked, and with their experiment.
 
@@ -54,10 +53,8 @@ def test_a_folder_of_other_files_is_refused_and_an_empty_one_taken(load_tiny, tm
     error = refused(RunFolder.create, load_tiny(), tmp_path / "full")
     assert error.got == "other files" and "--output" in error.fix
     assert [file.name for file in (tmp_path / "full").iterdir()] == ["thesis.tex"]
-    assert (
-        "not empty"
-        in refused(RunFolder.create, load_tiny(), tmp_path / "full" / "thesis.tex").problem
-    )
+    error = refused(RunFolder.create, load_tiny(), tmp_path / "full" / "thesis.tex")
+    assert "not empty" in error.problem
 
 
 def test_a_changed_experiment_is_refused(run):
@@ -65,9 +62,8 @@ def test_a_changed_experiment_is_refused(run):
     file.write_text(file.read_text().replace("rounds = 2", "rounds = 3"))
     error = refused(lambda: RunFolder(run.path).experiment)
     assert "was changed" in error.problem and error.expected != error.got
-    file.write_text(
-        "# a comment changes nothing\n" + file.read_text().replace("rounds = 3", "rounds = 2")
-    )
+    right = file.read_text().replace("rounds = 3", "rounds = 2")
+    file.write_text("# a comment changes nothing\n" + right)
     assert RunFolder(run.path).experiment.rounds == 2
 
 

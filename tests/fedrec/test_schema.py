@@ -8,8 +8,7 @@ import pytest
 
 from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import from_run_config, load, shipped_experiments
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, from_run_config, load, shipped_experiments
 from fedrec.privacy.personal import PersonalNoise
 
 LEAST = {"name": "least", "rounds": 1, "dataset": {"name": "synthetic"}}
@@ -52,13 +51,9 @@ def test_a_seed_of_a_components_own_is_the_experiments_unless_it_is_given():
     own = load(source, ["seed=5", "step.budget-seed=0"])
     steps = own.steps().values()
     assert [step.options["budget-seed"] for step in steps if step.name == "dpvae"] == [0, 5]
-    drawn = load(source, ["seed=5"]).settings(STEP).budget(7)
-    assert (
-        drawn
-        == PersonalNoise(budget_seed=5).budget(7)
-        != own.settings(STEP).budget(7)
-        == PersonalNoise(budget_seed=0).budget(7)
-    )
+    for experiment, seed in ((load(source, ["seed=5"]), 5), (own, 0)):
+        drawn = experiment.settings(STEP).budget(7)
+        assert drawn == PersonalNoise(budget_seed=seed).budget(7)
     assert load(own.table()) == own
 
 
@@ -144,11 +139,7 @@ def test_a_file_with_what_cannot_be_read_is_refused(tmp_path, text, reason):
         ("rounds=true", "wrong value for 'rounds'", "Number of training rounds"),
         ("seed", "invalid override 'seed'", "--set"),
         ("a..b=3", "invalid override 'a..b=3'", "--set"),
-        (
-            "rounds.often=3",
-            "cannot apply the override 'rounds.often=3': 'rounds' is not a table",
-            "check",
-        ),
+        ("name.a=3", "cannot apply the override 'name.a=3': 'name' is not a table", "check"),
     ],
 )
 def test_a_fault_is_named_with_its_full_key_and_a_way_out(override, problem, fix):
@@ -168,13 +159,7 @@ def test_settings_of_flower_strategies_are_checked_too():
     "overrides",
     [
         [],
-        [
-            "positive-above=3",
-            "step.learning-rate=1",
-            "dataset.path=/nowhere",
-            "engine.ray-address=auto",
-            "seed=9",
-        ],
+        ["positive-above=3", "step.learning-rate=1", "dataset.path=/nowhere", "seed=9"],
         [f"strategy.name={ADAM}", "strategy.eta=0.25", "strategy.min-available-nodes=1"],
         [f"seed={2**63 - 1}", 'title="ä \\"quoted\\""'],
     ],
@@ -186,26 +171,16 @@ def test_toml_and_back_is_the_same_experiment(overrides):
 
 
 def test_digest_tells_experiments_apart():
-    overrides = [
-        "seed=1",
-        "rounds=2",
-        "step.epochs=1",
-        "model.hidden=[8]",
-        "evaluation.fine-tune.epochs=1",
-    ]
-    assert (
-        len({load(LEAST, [override]).digest() for override in overrides} | {load(LEAST).digest()})
-        == 6
-    )
+    overrides = ["seed=1", "rounds=2", "step.epochs=1", "model.hidden=[8]"]
+    changed = {load(LEAST, [override]).digest() for override in overrides}
+    assert len(changed | {load(LEAST).digest()}) == 5
 
 
 def test_run_configuration_names_a_file_or_carries_the_whole_experiment(tmp_path):
     (tmp_path / "e.toml").write_text(load(LEAST).toml())
     overridden = load(LEAST, ["seed=4", "strategy.name=fedavg"])
-    named = {
-        "experiment": str(tmp_path / "e.toml"),
-        "overrides": "seed=4; strategy={name='fedavg'};",
-    }
+    overrides = "seed=4; strategy={name='fedavg'};"
+    named = {"experiment": str(tmp_path / "e.toml"), "overrides": overrides}
     assert from_run_config(named).digest() == overridden.digest()
     whole = from_run_config({"resolved": overridden.model_dump_json(), "experiment": "ignored"})
     assert whole == overridden and whole.digest() == overridden.digest()
@@ -218,13 +193,9 @@ def test_another_component_drops_the_settings_of_the_one_before():
     assert engine.engine.path == "blocks"
     source = {**LEAST, "strategy": {"name": "reptile", "server-lr": 0.5}}
     assert load(source, ["strategy.name=fedavg"]).strategy.options == {"weighting": "examples"}
-    assert load(source, [f"strategy.name='{ADAM}'", "strategy.eta=0.2"]).strategy.options == {
-        "eta": 0.2
-    }
-    assert load(source, ["strategy.name=reptile"]).strategy.options == {
-        "server-lr": 0.5,
-        "anneal-after": 0,
-    }
+    other = load(source, [f"strategy.name='{ADAM}'", "strategy.eta=0.2"])
+    assert other.strategy.options == {"eta": 0.2}
+    assert load(source, ["strategy.name=reptile"]).strategy.options["server-lr"] == 0.5
 
 
 def test_an_abstract_strategy_and_a_missing_argument_are_named(monkeypatch):

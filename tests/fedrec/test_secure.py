@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.tables import SecureAggregationConfig
+from fedrec.experiment.schema import SecureAggregationConfig, load
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import TrainSum
 from fedrec.protocol.secure import SEALED_BYTES

@@ -14,8 +14,7 @@ from scipy.stats import norm
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.ranking import DpGram, DpGramConfig
 from fedrec.baselines.simple import TransitionsBaseline
-from fedrec.data.features import Feature, FeatureTable, Vectors
-from fedrec.data.interactions import RecencyConfig
+from fedrec.data.interactions import Feature, FeatureTable, RecencyConfig, Vectors
 from fedrec.errors import ExperimentError
 from fedrec.sums.fold_in import (
     LogLinear,

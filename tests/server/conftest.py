@@ -9,7 +9,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from clients import secure
 from clients.app import app, node_of
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,

@@ -15,7 +15,7 @@ from fedrec.baselines.private import base as private_base
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
 from server.callbacks import Callback

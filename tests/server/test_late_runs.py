@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message
 import fedrec
 from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
-from fedrec.experiment.tables import ClosingConfig
+from fedrec.experiment.schema import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
 from fedrec.protocol.messages import TrainOrder, TrainSum, pack_sum, unpack_order, writable_arrays
 from fedrec.protocol.serialization import from_record, to_record

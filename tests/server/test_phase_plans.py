@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.sampling import Full, of_sampler
 from server.privacy.guard import PhasePlans
 from strategies.phases import TwoStage
@@ -143,7 +143,7 @@ SAMPLERS = {
 def test_clients_of_an_adversary_change_nobodys_charge(plans, run_tiny, overrides, budget):
     """Of the honest clients, beside 3 others that know when they are drawn."""
     private = (f"privacy={{clip-norm=1.0, {budget}}}", *overrides, "rounds=6")
-    attacked = (*private, "adversary={attack='random', clients=3}")
+    attacked = (*private, "adversary={attack='random', share=0.17}")
     (alone,) = plans(*private).plans.values()
     found = plans(*attacked)
     (plan,) = found.plans.values()

@@ -18,7 +18,7 @@ from flwr.app import Error, Message, RecordDict
 
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RunError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.runs.folder import RunFolder
 from server.callbacks import Callback, Tracker
 from server.checkpoint import Checkpoints

@@ -17,7 +17,7 @@ from fedrec import testing
 from fedrec.baselines.simple import Popularity
 from fedrec.compression.codec import Rounding
 from fedrec.config import Config
-from fedrec.data.features import FeatureNames
+from fedrec.data.interactions import FeatureNames
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.rules import Partition, UserHoldout
 from fedrec.errors import ClientError

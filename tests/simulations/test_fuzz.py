@@ -20,19 +20,18 @@ from hypothesis import strategies as st
 
 from clients.device.node import read_own
 from clients.device.policy import Policy, experiment_of, run_key
-from fedrec.data.catalogue import read_vectors
+from fedrec.components.sections import override
 from fedrec.data.download import unpack
+from fedrec.data.reader import read_vectors
 from fedrec.data.recognition import recognise
-from fedrec.experiment.loading import load
-from fedrec.experiment.sections import override
+from fedrec.experiment.schema import load
 from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import TrainOrder, TrainSum, pack_order, pack_sum, read_arrays
 from fedrec.protocol.serialization import _PACKED, for_the_network, from_the_network, to_record
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_text
 from fedrec.report.page.sections import report
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder
 from server.checkpoint import Checkpoints
 from server.deployed.discovery import Discovery
 from server.deployed.validation import ReplyValidator

@@ -19,16 +19,14 @@ from fedrec.baselines.linear import (
     Puresvd,
     PuresvdConfig,
 )
-from fedrec.data.features import FeatureTable, Vectors
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions, Vectors
 from fedrec.data.population import POPULATIONS
 from fedrec.data.splits.folds import NewItems, NewItemsConfig
 from fedrec.errors import DataError, ExperimentError
-from fedrec.evaluation.lists import HeldOutLists, ranking_metrics
-from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, Metrics
-from fedrec.experiment.loading import load
+from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, HeldOutLists, Metrics, ranking_metrics
+from fedrec.experiment.schema import load
 from fedrec.models.linear import LEFT, MAP, RIGHT
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from simulations import runner
 from simulations.own_table import OwnTable
 

@@ -18,12 +18,17 @@ from fedrec.data.population import POPULATIONS
 from fedrec.data.splits.rules import Partition, Split
 from fedrec.errors import DataError, ExperimentError, FedrecError
 from fedrec.evaluation.tables import UNTRAINED_ITEMS
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, load
 from fedrec.report.comparison import compare
 from fedrec.report.summary import result_lines
-from fedrec.runs.result import Result
-from simulations.own_table import LINEAR, TITLES, OwnTable, _fold_in_system, try_table
+from fedrec.runs.folder import Result
+from simulations.own_table import (
+    LINEAR,
+    TITLES,
+    OwnTable,
+    _fold_in_system,
+    try_table,
+)
 from simulations.runner import run
 from simulations.table_facts import signal_of
 

@@ -14,7 +14,7 @@ from scipy.stats import norm, ttest_1samp
 
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.tables import Evaluated
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.plan import Plan
 from simulations.reproduce import measures
 from simulations.reproduce.bench import CHANCE, METRICS, PROBE, _protocol_table, never_drawn

@@ -15,9 +15,9 @@ from clients.malicious import MaliciousBlock
 from clients.node import Node
 from clients.step import private_names
 from fedrec.components.registry import POISONING, resolve
-from fedrec.data.malicious_users import Known
+from fedrec.components.sections import Section, component_settings
+from fedrec.data.population import Known
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting import events
 from fedrec.rng import stream
 from fedrec.training.block import OwnData
@@ -38,7 +38,7 @@ def block_of(load_tiny, tmp_path):
     """What the three malicious clients of an experiment have in round 2."""
 
     def make(attack, *overrides):
-        settings = f"adversary={{attack='{attack}',clients=3,targets=2,public-share=0.5}}"
+        settings = f"adversary={{attack='{attack}',share=0.17,targets=2,public-share=0.5}}"
         node = Node(load_tiny(settings, *overrides), 0, 1, tmp_path)
         known = node.population.adversary
         step = node.step(node.experiment.step)
@@ -180,7 +180,7 @@ def test_explicit_boosting_has_the_norm_of_its_settings(norm, block_of):
 def test_models_of_histories_are_refused(name, run_tiny):
     with pytest.raises(ExperimentError, match="cannot attack"):
         run_tiny(
-            f"adversary={{attack='{name}',clients=3}}",
+            f"adversary={{attack='{name}',share=0.17}}",
             "model={name='item-weights',items=12}",
             "step={name='gram'}",
             "strategy={name='gram'}",

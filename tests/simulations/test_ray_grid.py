@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ClientError, EngineError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.protocol.messages import HELLO, INITIAL, TrainOrder, pack_order, read_arrays
 from fedrec.protocol.serialization import to_record
 from fedrec.runs.folder import RunFolder

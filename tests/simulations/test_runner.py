@@ -14,10 +14,9 @@ import tomli_w
 from fedrec.components import registry
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError, RunError
-from fedrec.experiment.loading import load
-from fedrec.runs.folder import RunFolder
+from fedrec.experiment.schema import load
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import read_ids
-from fedrec.runs.result import Result
 from server.callbacks import Callback
 from simulations import runner
 from simulations.cli import run as command

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedrec.errors import ClientError, ExperimentError, RunError
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from simulations.studies.declaration import Found, Study, Task, TaskJob, _filled, declared
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
 from simulations.studies.tables import _input_notes, _markdown, comparison, differences, write

@@ -15,15 +15,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedrec.components.sections import override
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.sections import override
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import total_of
-from fedrec.runs.folder import RunFolder, locked
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result, RunFolder, locked
 from simulations import runner
 from simulations.studies.search import (
     Choice,

@@ -18,7 +18,7 @@ from fedrec.baselines.private.ranking import DpFoldIn, DpFoldInConfig
 from fedrec.baselines.simple import TransitionsBaseline
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.protocol.updates import SparseAccumulator, dense_change
 from fedrec.training.block import Block

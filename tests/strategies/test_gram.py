@@ -13,11 +13,10 @@ from scipy.sparse import csr_array
 import fedrec
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, Ease, EaseConfig, solved
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.models.mf import Ials
 from fedrec.models.mf import IalsConfig as ModelConfig
 from fedrec.runs.folder import RunFolder
@@ -135,7 +134,7 @@ def test_what_no_history_gives_is_projected_and_said(table, tmp_path, caplog, so
     main = {"name": "gram", "regularisation": 5.0, "solution": solution}
     experiment = table(
         strategy={"main": main},
-        adversary={"attack": {"name": f"{__name__}:Negative"}, "clients": 2},
+        adversary={"attack": {"name": f"{__name__}:Negative"}, "share": 0.12},
     )
     result = fedrec.run(experiment, output=tmp_path / "run")
     assert "not positive semi-definite" in caplog.text

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
 from fedrec.components.registry import STRATEGY, resolve
+from fedrec.components.sections import Section, component_settings
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
 from fedrec.protocol.messages import Presence, TrainEach, TrainOrder, unpack_order
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import ClientArrays, ItemRequests, SparseUpdate

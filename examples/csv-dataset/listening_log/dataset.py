@@ -21,9 +21,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from fedrec.data.columns import index_rows
-from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions, index_rows
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
 

@@ -12,7 +12,7 @@ from listening_log.dataset import ListeningLog, ListeningLogConfig
 
 from fedrec.data.population import read_interactions
 from fedrec.errors import DataError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from simulations import runner
 from simulations.contracts.data import DatasetContract
 

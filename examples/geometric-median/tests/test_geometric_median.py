@@ -13,7 +13,7 @@ from geometric_median.strategy import GeometricMedian, GeometricMedianConfig
 from scipy.optimize import minimize
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from simulations import runner
 from simulations.contracts.base import PoisoningContract
 from simulations.contracts.training import StrategyContract

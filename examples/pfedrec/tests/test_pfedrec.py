@@ -19,7 +19,7 @@ from clients.node import Node
 from clients.storage import PrivateState
 from fedrec.components.registry import STEP
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner

@@ -25,7 +25,7 @@ from fedrec.baselines.private.base import (
     clipped_row_sum,
 )
 from fedrec.config import Width
-from fedrec.data.features import FeatureNames, FeatureTable
+from fedrec.data.interactions import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig

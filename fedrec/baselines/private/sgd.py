@@ -15,8 +15,7 @@ from torch import Tensor
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.base import PrivateBaseline, PrivateConfig, ReleaseKind, clip_factors
 from fedrec.config import Width
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.device import one_thread
 from fedrec.models.vae import Ae, AeConfig
 from fedrec.nn.layers import Adam

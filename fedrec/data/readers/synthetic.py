@@ -25,8 +25,7 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.rng import stream
 from fedrec.runtime.ragged import spans, within_groups
@@ -97,19 +96,16 @@ class Truth:
         return np.einsum("nr,nr->n", of_users, of_items)
 
 
-def ranks_at(chance: np.ndarray, items: int, exponent: float, head: float) -> np.ndarray:
-    """Ranks `int64 [n]`, from 0, at uniform chances `[n]` in [0, 1), which are overwritten: of a
-    power law with an exponent > 0, not 1, that begins after a `head`, a share of the items."""
+def _ranks_at(chance: np.ndarray, items: int, exponent: float, head: float) -> np.ndarray:
+    """Ranks `int64 [n]`, from 0, at uniform chances `[n]` in [0, 1): of a power law with an
+    exponent > 0, not 1, that begins after a `head`, a share of the items."""
     start = max(1.0, head * items)
     power = 1 - exponent
+    least = start**power
+    most = (items + start) ** power
     # x ** y as exp(y log x), which numpy computes faster
-    chance *= (items + start) ** power - start**power
-    chance += start**power
-    np.log(chance, out=chance)
-    chance *= 1 / power
-    np.exp(chance, out=chance)
-    chance -= start
-    return np.clip(chance, 0, items - 1, out=chance).astype(np.int64)
+    ranks = np.exp(np.log(chance * (most - least) + least) * (1 / power)) - start
+    return np.clip(ranks, 0, items - 1).astype(np.int64)
 
 
 def _single(
@@ -264,12 +260,9 @@ class Synthetic(Reader):
         steps[np.gcd(steps, num_items) != 1] = 1
         chosen = []
         for block in _parts(counts, _CANDIDATES_IN_CACHE):
-            ranks = ranks_at(
-                chances[ends[block.start] : ends[block.stop]],
-                num_items,
-                config.popularity_exponent,
-                config.popularity_head,
-            )
+            drawn = chances[ends[block.start] : ends[block.stop]]
+            law = (config.popularity_exponent, config.popularity_head)
+            ranks = _ranks_at(drawn, num_items, *law)
             popular = np.take(truth.ranked_items, ranks, mode="clip")
             chance = within_groups(counts[block]) * np.repeat(steps[block], counts[block])
             chance += np.repeat(starts[block], counts[block])
@@ -277,8 +270,7 @@ class Synthetic(Reader):
                 counts[block], popular, chance % num_items, num_items
             )
             affinity = truth.affinity(users[block], items, sizes)
-            weight = np.exp(config.selectivity * affinity)
-            weight *= presence
+            weight = np.exp(config.selectivity * affinity) * presence
             rows = _fittest(sizes, weight, counts[block], generator)
             chosen.append((items[rows], affinity[rows]))
         items, liking = map(np.concatenate, zip(*chosen, strict=True))
@@ -318,32 +310,20 @@ def _candidates(
         Number of candidates of each user, `int64 [users]`, and by user their items
         `int64 [candidates]` and weights `float32 [candidates]`.
     """
-    # User, item and origin in one number, so that one sort groups equal pairs without a second
-    # array; in bits of their own, because division takes longer than the sort.
-    bits = num_items.bit_length()
-    narrow = len(counts).bit_length() + bits + 1 <= 32
-    codes = np.empty(len(popular_items) + len(chance_items), np.uint32 if narrow else np.int64)
-    popular = codes[: len(popular_items)]
-    chance = codes[len(popular_items) :]
-    popular[:] = popular_items
-    chance[:] = chance_items
-    codes <<= 1
-    popular |= 1
-    users = np.arange(len(counts) + 1, dtype=codes.dtype) << (bits + 1)
-    popular |= np.repeat(users[:-1], counts * _POPULAR_PER_INTERACTION)
-    chance |= np.repeat(users[:-1], counts)
+    # User, item and origin in one number, so that one sort groups equal pairs.
+    bits = (2 * num_items).bit_length()
+    narrow = len(counts).bit_length() + bits <= 32
+    users = np.arange(len(counts) + 1, dtype=np.uint32 if narrow else np.int64) << bits
+    codes = np.concatenate([2 * popular_items + 1, 2 * chance_items]).astype(users.dtype)
+    codes |= np.repeat(np.tile(users[:-1], 2), np.append(_POPULAR_PER_INTERACTION * counts, counts))
     codes.sort()
     pairs = codes >> 1
-    differs = np.ones(len(pairs), dtype=bool)
-    np.not_equal(pairs[1:], pairs[:-1], out=differs[1:])
-    starts = np.flatnonzero(differs)
+    starts = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1]))
     first = codes[starts]
     # Of equal pairs, the uniformly drawn one comes first.
     presence = np.array([_CHANCE_PRESENCE, 1], dtype=np.float32)[first & 1]
-    others = np.diff(starts, append=len(codes)) - 1
-    repeated = np.flatnonzero(others)
-    presence[repeated] += others[repeated]
-    items = ((first >> 1) & ((1 << bits) - 1)).astype(np.int64)
+    presence += np.diff(starts, append=len(codes)) - 1
+    items = ((first & ((1 << bits) - 1)) >> 1).astype(np.int64)
     return np.diff(np.searchsorted(first, users)), items, presence
 
 

@@ -4,7 +4,7 @@
 Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of
 MovieLens).
 
-The fold of each row is drawn independently (`fedrec.data.time_order`), so that no user's rows
+The fold of each row is drawn independently (`fedrec.data.client_data`), so that no user's rows
 change the folds of others; folds have about the same size. Alternatively, the five published folds
 `u1` to `u5` of MovieLens-100K allow comparison with published figures row by row.
 """
@@ -19,6 +19,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
+from fedrec.data.client_data import hashed_shares, pair_numbers, row_numbers, times_of
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import check_complete_lines
 from fedrec.data.splits.rules import (
@@ -33,7 +34,6 @@ from fedrec.data.splits.rules import (
     users_of,
 )
 from fedrec.data.tables import TableLayout, read_table
-from fedrec.data.time_order import hashed_shares, pair_numbers, row_numbers, times_of
 from fedrec.errors import DataError, missing_file
 from fedrec.privacy.accounting.sampling import Adjacency
 
@@ -150,11 +150,11 @@ class Kfold(Split):
             return numbers * self.config.folds >> 32 == self.config.fold - 1
         test = np.zeros(len(interactions), dtype=bool)
         folder = self.config.folder or Path()
-        test[read_test_fold(folder, self.config.fold, interactions)] = True
+        test[_read_test_fold(folder, self.config.fold, interactions)] = True
         return test
 
 
-def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.ndarray:
+def _read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.ndarray:
     """Read the row numbers in `interactions` of a fold's test pairs, `int64 [pairs]`, in the order
     of the file.
 
@@ -173,10 +173,7 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
     check_complete_lines(path)
     pairs = read_table(path, _FOLD)
     rows = pd.MultiIndex.from_arrays(
-        [
-            interactions.user_ids[interactions.users],
-            interactions.item_ids[interactions.items],
-        ]
+        [interactions.user_ids[interactions.users], interactions.item_ids[interactions.items]]
     )
     if not rows.is_unique:
         raise DataError(
@@ -249,7 +246,7 @@ class Published(Split):
 # New items: a share of the items has no training row at all, and is what is recommended.
 #
 # Every user's rows of new items are tested, and beside them a share of the same user's other rows,
-# so that new and old items can be compared. Lists are of three kinds (`fedrec.evaluation.lists`):
+# so that new and old items can be compared. Lists are of three kinds (`fedrec.evaluation.tables`):
 # the new items alone, the old items alone, and all items.
 #
 # New items are drawn one by one, by a number that follows from the seed and the item's id, so that
@@ -325,10 +322,7 @@ class NewItems(Split):
             train_rows=np.flatnonzero(of_old & ~test & ~validation),
             validation_rows=np.flatnonzero(validation),
             test_rows=np.flatnonzero(test),
-            new_items={
-                "test": np.flatnonzero(new),
-                "validation": np.flatnonzero(held_out & ~new),
-            },
+            new_items={"test": np.flatnonzero(new), "validation": np.flatnonzero(held_out & ~new)},
         )
 
     def _shares(self, interactions: Interactions) -> np.ndarray:

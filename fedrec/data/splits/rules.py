@@ -12,13 +12,18 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SPLIT
+from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
 from fedrec.config import Config
+from fedrec.data.client_data import (
+    hashed_shares,
+    row_numbers,
+    sorted_rows,
+    time_positions,
+    times_of,
+)
 from fedrec.data.interactions import Interactions
-from fedrec.data.time_order import hashed_shares, row_numbers, sorted_rows, time_positions, times_of
 from fedrec.errors import DataError
-from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 from fedrec.runtime.ragged import are_distinct, within_groups

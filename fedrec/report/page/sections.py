@@ -33,7 +33,7 @@ from fedrec.report.page.charts import (
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import Run, epsilon_of, is_private, named, system_rows
 from fedrec.report.summary import answer_line, early_stopping_line, interruption_line, summary_notes
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 from fedrec.runtime.files import read_json
 
 _LINES = 8  # in one chart

@@ -28,8 +28,8 @@ from clients.steps.vae import DpVae, DpVaeConfig
 from clients.sums import UpdateSum
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError, RefusalError
-from fedrec.experiment.loading import load
 from fedrec.experiment.phases import phases_of
+from fedrec.experiment.schema import load
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import HELLO, INITIAL, EvaluateOrder, TrainOrder, pack_order
 from fedrec.protocol.secure import MaskOrder

@@ -24,11 +24,11 @@ from clients.evaluation import evaluate_clients
 from clients.node import Node
 from clients.participation import Limits, Participation
 from clients.round import train_clients
-from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
+from fedrec.data.reader import Catalogue
 from fedrec.errors import ClientError, DataError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import GROUP, Evaluated
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     INITIAL,

@@ -19,11 +19,11 @@ from clients.app import app
 from clients.device import node as reply_times
 from clients.device.node import _own_node
 from fedrec.components import registry
+from fedrec.components.sections import Section, override
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, override
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     CONFIG,

@@ -23,10 +23,9 @@ from fedrec.attacks.membership import (
     top_lists,
     train_forest,
 )
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.schema import marked
+from fedrec.experiment.schema import load, marked
 from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from simulations import runner

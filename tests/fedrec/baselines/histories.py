@@ -10,7 +10,7 @@ from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.population import Population
 from fedrec.data.reader import data_directory
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import NonPrivate
 

@@ -14,14 +14,12 @@ from torch.utils import _foreach_utils
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, solved
 from fedrec.baselines.simple import Popularity
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, evaluate_baselines, make_baseline
-from fedrec.experiment.loading import load
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig, load
 from fedrec.nn.layers import Adam
 from simulations.contracts.base import SMALL
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of

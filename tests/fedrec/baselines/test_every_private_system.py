@@ -16,8 +16,7 @@ from fedrec.baselines.neighbours import profiles_of
 from fedrec.baselines.private.pnbm import error_bound, inclusion, sensitivity
 from fedrec.baselines.private.ratings import DpItemMean, DpItemMeanConfig
 from fedrec.components import registry
-from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Feature, FeatureTable, Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines

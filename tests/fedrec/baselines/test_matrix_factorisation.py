@@ -14,11 +14,11 @@ from fedrec.baselines.pairwise import _epoch
 from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.baselines.training import _ranked_others
 from fedrec.data.client_data import nth_outside
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of, made
 
 # Implicit alternating least squares against its normal equations, its loss, and `implicit`.

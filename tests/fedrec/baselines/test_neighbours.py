@@ -9,7 +9,7 @@ import torch
 
 from fedrec.baselines.base import Histories, Ratings
 from fedrec.baselines.neighbours import NeighbourConfig, nearest, similarities
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.rng import stream, torch_stream

@@ -12,10 +12,10 @@ from scipy.sparse.linalg import svds
 from scipy.special import logsumexp, softmax
 
 from fedrec.baselines.private.base import NoisyReleases
-from fedrec.data.features import Feature, FeatureTable, Vectors
+from fedrec.data.interactions import Feature, FeatureTable, Vectors
 from fedrec.data.population import Population
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.rng import Reproducible

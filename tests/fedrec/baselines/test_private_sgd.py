@@ -9,8 +9,7 @@ import torch
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.sgd import DpAe, OuterGradients, chosen_clip, clipped_sum
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.vae import Ae
 from fedrec.privacy.accounting.accountant import Accountant

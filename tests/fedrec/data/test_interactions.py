@@ -14,18 +14,21 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedrec.components import registry
-from fedrec.data.client_data import draw_negatives, nth_outside
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.interactions import Interactions, time_weighted
+from fedrec.data.client_data import draw_negatives, hashed_shares, nth_outside, row_numbers
+from fedrec.data.interactions import (
+    Feature,
+    FeatureNames,
+    FeatureTable,
+    Interactions,
+    time_weighted,
+)
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import check_independent_clients
 from fedrec.data.readers import synthetic
 from fedrec.data.readers.synthetic import Synthetic, Truth
 from fedrec.data.splits.rules import ROWS
-from fedrec.data.time_order import hashed_shares, row_numbers
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.tables import DataSettings
+from fedrec.experiment.schema import DataSettings, load
 from tests.fedrec.data.test_splits import interactions, make
 
 # Features of rows.
@@ -43,9 +46,8 @@ def test_texts_stay_apart_and_follow_their_rows():
     title = Feature.words("title", ["Red shoes", "red hat", ""])
     table = FeatureTable(3, (Feature.single("kind", "aba"),), (title,))
     assert table.names == ("kind",) and table["title"] is title
-    assert FeatureNames.of(FeatureTable(9), table) == FeatureNames(
-        items=("kind",), item_texts=("title",)
-    )
+    names = FeatureNames(items=("kind",), item_texts=("title",))
+    assert FeatureNames.of(FeatureTable(9), table) == names
     moved = table.renumbered(np.array([1, -1, 0]))["title"]
     words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
     assert words == [{"red", "hat"}, set(), {"red", "shoes"}]
@@ -215,9 +217,8 @@ def data(users: dict[int, pd.DataFrame]) -> Interactions:
     numbers are those of who is there."""
     frame = pd.concat(users.values())
     names, index = np.unique(frame["user"], return_inverse=True)
-    table = interactions(
-        index, items=[INDEPENDENCE_ITEMS - 1, *frame["item"][1:]], times=frame["time"]
-    )
+    items = [INDEPENDENCE_ITEMS - 1, *frame["item"][1:]]
+    table = interactions(index, items, frame["time"])
     published = frame["time"].to_numpy() % 4 == 0
     return dataclasses.replace(table, user_ids=names, published_test=published)
 
@@ -359,10 +360,8 @@ def default():
 
 def explained_share(features, factors) -> float:
     """Share of the variance of `factors` that a linear model on the one-hot features explains."""
-    columns = [
-        feature.padded()[:, [0]] == np.arange(len(feature.categories)) for feature in features
-    ]
-    design = np.concatenate(columns, axis=1).astype(float)
+    columns = (f.padded()[:, [0]] == np.arange(len(f.categories)) for f in features)
+    design = np.concatenate([*columns], axis=1).astype(float)
     fit = design @ np.linalg.lstsq(design, factors, rcond=None)[0]
     return 1 - np.square(factors - fit).sum() / np.square(factors - factors.mean(0)).sum()
 
@@ -425,7 +424,7 @@ def test_candidates_are_those_of_a_plain_loop(num_items):
     """Counted user by user, with numbers of 32 bits and of 64."""
     generator = np.random.default_rng(0)
     counts = np.array([1, 30, 2, 180])
-    popular = synthetic.ranks_at(generator.random(5 * counts.sum()), num_items, 1.1, 0.02)
+    popular = synthetic._ranks_at(generator.random(5 * counts.sum()), num_items, 1.1, 0.02)
     by_chance = [generator.choice(num_items, count, replace=False) for count in counts]
     number, items_of_all, presence = synthetic._candidates(
         counts, popular, np.concatenate(by_chance), num_items

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from fedrec.data import population as population_module
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.client_data import time_positions
+from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population, PopulationCache, read_interactions
 from fedrec.data.splits.rules import Partition, partition_by
-from fedrec.data.time_order import time_positions
 from fedrec.errors import ComponentError, DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 
 
 @pytest.mark.parametrize("task", ["ranking", "rating"])
@@ -278,7 +277,7 @@ def test_populations_from_elsewhere_are_kept(table, path):
 
 @pytest.mark.parametrize(
     ("settings", "number"),
-    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("clients=3", 3)],
+    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("share=0.17", 3)],
 )
 def test_they_are_training_users_behind_the_others(load_tiny, settings, number):
     """A share of 18 honest users, with the features of some of them, who like the target."""
@@ -313,11 +312,9 @@ def test_a_target_by_name(load_tiny):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ("clients=1000000", "at most the number of honest training clients"),
         ("targets=1000000", "at most the number of items of the dataset"),
         ("target-items=['{name}','{name}']", "unknown or duplicate"),
         ("target-items=['nothing']", "unknown or duplicate item 'nothing'"),
-        ("share=0.1,clients=2", "but not both"),
     ],
 )
 def test_more_than_the_dataset_has_is_refused(load_tiny, settings, expected):

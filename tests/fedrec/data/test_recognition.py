@@ -13,8 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from fedrec.data.columns import times_of
-from fedrec.data.readers.table import Table
+from fedrec.data.readers.table import Table, times_of
 from fedrec.data.recognition import recognise
 from fedrec.data.tables import TableLayout, read_table
 from fedrec.errors import DataError

@@ -9,23 +9,11 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
-from fedrec.data.columns import index_rows
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
-from fedrec.data.splits.folds import read_test_fold
-from fedrec.data.splits.rules import (
-    Bounded,
-    BoundedConfig,
-    Partition,
-    Ratio,
-    RatioConfig,
-    Split,
-    partition_by,
-    places,
-)
-from fedrec.data.time_order import time_positions
+from fedrec.components.sections import Section
+from fedrec.data.client_data import time_positions
+from fedrec.data.interactions import FeatureTable, Interactions, index_rows
+from fedrec.data.splits.rules import BoundedConfig, Partition, Split, partition_by, places
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.sections import Section
 
 # Every split on small examples, and the common properties of all splits.
 
@@ -419,10 +407,6 @@ def test_settings_that_do_not_fit_together(name, options, problem):
 COUNTS = (3, 400, 1900, 2500)
 
 
-def bounded(**settings):
-    return Bounded(BoundedConfig(**settings), 3)
-
-
 def test_the_default_is_the_papers_largest_bound():
     assert round(BoundedConfig().bound(1.0)) == 1772
     assert BoundedConfig(delta=0.2).bound(0.3) == pytest.approx(6 * (86.2974 + math.log(5)))
@@ -431,9 +415,9 @@ def test_the_default_is_the_papers_largest_bound():
 def test_what_is_held_out_stays_and_training_is_thinned():
     users = np.repeat(np.arange(4), COUNTS)
     table = interactions(users, np.concatenate([np.arange(count) for count in COUNTS]))
-    whole = Ratio(RatioConfig(), 3).split(table)
+    whole = make("ratio", 3).split(table)
     # at most 1739 rows, at least 174
-    part = bounded(delta=0.5, p_min=0.1).split(table)
+    part = make("bounded", 3, **{"delta": 0.5, "p-min": 0.1}).split(table)
     np.testing.assert_array_equal(part.test_rows, whole.test_rows)
     np.testing.assert_array_equal(part.validation_rows, whole.validation_rows)
     assert set(part.train_rows) <= set(whole.train_rows)
@@ -464,4 +448,4 @@ def test_folds_of_other_data_and_damaged_ones_are_refused(tmp_path, text, table,
     if text is not None:
         (tmp_path / "u1.test").write_text(text)
     with pytest.raises(DataError, match=problem):
-        read_test_fold(tmp_path, 1, table)
+        make("kfold", shipped=True, folder=tmp_path).split(table)

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedrec.data.columns import index_rows, times_of
-from fedrec.data.features import band, known_labels, labelled
-from fedrec.data.readers.table import Table
+from fedrec.data.interactions import band, index_rows, known_labels, labelled
+from fedrec.data.readers.table import Table, times_of
 from fedrec.errors import DataError
 
 CSV = "who,what,stars,when,city,kind\nu2,x,5,10,Rome,a\nu1,y,2.5,20,,b\nu2,y,1,30,Rome,b\n"

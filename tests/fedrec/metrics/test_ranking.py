@@ -15,11 +15,9 @@ from sklearn.metrics import ndcg_score
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.lists import ranking_metrics
-from fedrec.evaluation.tables import Evaluated, Metrics
-from fedrec.experiment.loading import load
-from fedrec.experiment.tables import EvaluationConfig
-from fedrec.metrics.ranking import Exposure, TargetNdcg, TargetRank, gini
+from fedrec.evaluation.tables import Evaluated, Metrics, ranking_metrics
+from fedrec.experiment.schema import EvaluationConfig, load
+from fedrec.metrics.base import Exposure, TargetNdcg, TargetRank, gini
 from fedrec.metrics.ranks import RankedBlock
 
 # Ranking metrics against ir-measures, brute force, and by hand.

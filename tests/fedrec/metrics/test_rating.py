@@ -8,12 +8,11 @@ import pytest
 import torch
 from scipy.stats import hypergeom
 
+from fedrec.components.sections import Section
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.lists import ranking_metrics
-from fedrec.evaluation.tables import ROWS, Metrics
-from fedrec.experiment.sections import Section
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.evaluation.tables import ROWS, Metrics, ranking_metrics
+from fedrec.experiment.schema import EvaluationConfig
 from fedrec.metrics.base import RatedBlock, TargetRating
 from fedrec.metrics.ranks import RankedBlock
 

@@ -9,8 +9,7 @@ from torch.distributions import Independent, Multinomial, Normal, kl_divergence
 from torch.nn import functional as F
 
 from fedrec.baselines.central import CentralNeumf, CentralNeumfConfig
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
 from fedrec.models.mf import Mf, MfConfig

@@ -11,8 +11,7 @@ import torch
 from scipy.stats import kstest
 
 from fedrec.data.client_data import ClientData
-from fedrec.data.features import FeatureTable, Vectors
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema, Vectors
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.models.priors import UserPriors, read_glove, user_priors, word_vectors

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedrec.data.features import FeatureTable, Vectors
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema, Vectors
 from fedrec.errors import ExperimentError
 from fedrec.models.sequential import (
     Dropout,

@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.perturbation import TrainingData
 
 

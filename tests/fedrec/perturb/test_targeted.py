@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.perturb.simple import randomised_response
 from fedrec.perturb.targeted import (
     TargetedConfig,

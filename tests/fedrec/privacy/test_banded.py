@@ -15,7 +15,7 @@ from scipy.special import binom, ndtr
 
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound
 from fedrec.privacy.accounting.sampling import Full, Scheduled

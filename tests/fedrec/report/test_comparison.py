@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.report.comparison import compare
 from fedrec.report.formats import (
     comparison_cells,
@@ -18,7 +18,7 @@ from fedrec.report.formats import (
     comparison_text,
 )
 from fedrec.report.rows import named
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from fedrec.components.sections import Section
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
-from fedrec.experiment.sections import Section
+from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import from_record
 from fedrec.report.comparison import bootstrap_intervals, compare, holm, paired_tests, seed_test
@@ -31,7 +31,7 @@ from fedrec.report.summary import (
     result_lines,
     summary_table,
 )
-from fedrec.runs.result import Result
+from fedrec.runs.folder import Result
 
 
 def one_by_one(values, resamples, seed):

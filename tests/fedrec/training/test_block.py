@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.models.mf import Mf, MfConfig
 from fedrec.nn.layers import (
     gather_rows,

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fedrec.data.client_data import ClientData
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block
 from fedrec.training.draws import ClientExamples, ExampleDraw, _in_compiled_code, _on_device

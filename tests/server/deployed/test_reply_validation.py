@@ -15,7 +15,7 @@ from clients.node import Node
 from clients.round import train_clients
 from fedrec.errors import RefusalError
 from fedrec.evaluation.tables import Metrics
-from fedrec.experiment.tables import EvaluationConfig
+from fedrec.experiment.schema import EvaluationConfig
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     EvaluateOrder,
@@ -354,7 +354,7 @@ RATED = ("task=rating",)
 def test_the_metrics_that_there_are_are_those_of_honest_nodes(tiny_experiment, overrides, names):
     from clients.evaluation import evaluate_clients
     from clients.node import Node
-    from fedrec.experiment.loading import load
+    from fedrec.experiment.schema import load
 
     table = tiny_experiment()
     if overrides is RATED:

@@ -11,12 +11,12 @@ from clients.node import Node
 from clients.round import train_clients
 from clients.step import keeps_state, private_names
 from fedrec.attacks.canaries import CanaryPlan
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic, SyntheticConfig
 from fedrec.data.splits.folds import LeaveOneOut
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.models.base import Model
 from fedrec.models.metamf import generate
 from fedrec.protocol.messages import TrainOrder

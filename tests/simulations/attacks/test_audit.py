@@ -12,7 +12,7 @@ from fedrec.attacks.canaries import CanaryPlan
 from fedrec.attacks.verdict import check_charges
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.ledger import Charge
 from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import Gaussian

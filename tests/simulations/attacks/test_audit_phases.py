@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms import base as mechanisms

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 import yaml
 
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from simulations import runner
 from simulations.deployment import launch
 from simulations.deployment.layout import DeploymentConfig, initialise

@@ -21,7 +21,7 @@ import pandas as pd
 import tomli_w
 
 from fedrec.errors import FedrecError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from fedrec.runs.folder import RunFolder
 from server.deployed.discovery import _read_roster
 from simulations import runner

@@ -19,7 +19,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedrec.errors import DataError, EngineError, ExperimentError, RunError
-from fedrec.experiment.loading import load
+from fedrec.experiment.schema import load
 from simulations.cli import app
 from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
