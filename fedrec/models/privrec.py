@@ -261,7 +261,7 @@ class _ItemFeature:
 #     score(u, i) = network(u, i) + 12 cos(e_i, p_u)
 #
 # where p_u, the user's profile, is the direction of the sum of the unit embeddings of the user's
-# positives (`fedrec.pretext.views`). The second term alone is an item-kNN on the cosines of the
+# positives (`fedrec.pretext`). The second term alone is an item-kNN on the cosines of the
 # items' embeddings, which a self-supervised stage one with `encoder = "mean"` learns to rank by.
 # Few epochs of fine-tuning make less of these embeddings.
 #

@@ -14,7 +14,7 @@ from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import ExperimentError
-from fedrec.perturb.upc_sdg import check_rows
+from fedrec.perturb.substitutes import check_rows
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan

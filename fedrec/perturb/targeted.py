@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targeted perturbation on the device (poster "targeted DP"): selection, mechanisms, guarantee and
-report."""
+"""Perturbation of single rows on the device: targeted, after the poster "targeted DP" (selection,
+mechanisms, guarantee and report), and randomised response."""
 
 import dataclasses
 import math
@@ -232,7 +232,7 @@ class TargetedConfig(Config):
 # Each line is checked by enumeration of small catalogues in
 # `tests/fedrec/perturb/test_targeted.py`. "Merged profile" means the set that is published, without
 # the order of its rows; neighbours have equally many interactions, all of different items.
-# Randomised response over the whole catalogue (`fedrec.perturb.simple`) gives eps per slot and k
+# Randomised response over the whole catalogue (`fedrec.perturb.targeted`) gives eps per slot and k
 # eps per profile.
 
 
@@ -440,3 +440,86 @@ class Targeted(Perturbation):
             )
         texts.append("Random numbers come from the experiment's seed: a simulation, not a release.")
         return texts
+
+
+# k-ary randomised response over the catalogue, row by row (Warner 1965; Kairouz et al. 2016).
+
+
+def randomised_response(
+    codes: np.ndarray,
+    *,
+    num_items: int,
+    num_values: int,
+    epsilon: float,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Apply randomised response over all `num_items x num_values` interactions (Warner 1965;
+    Kairouz et al. 2016).
+
+    Each stays unchanged with probability `e^eps / (e^eps + outcomes - 1)` and otherwise becomes any
+    other interaction, including those of the client: exactly epsilon-DP for each interaction.
+
+    Args:
+        codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
+        num_items: size of the catalogue.
+        num_values: number of rating values.
+        epsilon: of one interaction, > 0.
+        random: source of randomness.
+    """
+    outcomes = num_items * num_values
+    if outcomes == 1:
+        return codes
+    fakes = (codes + random.integers(1, outcomes, size=len(codes))) % outcomes
+    return np.where(random.random(len(codes)) < keep_probability(epsilon, outcomes), codes, fakes)
+
+
+class RandomisedResponseConfig(Config):
+    """Settings of randomised response."""
+
+    epsilon: float = Field(gt=0)
+    """Epsilon of one row, > 0; a profile of n rows has n times this epsilon."""
+
+
+class RandomisedResponse(Perturbation):
+    """Each row keeps its item with probability e^eps / (e^eps + M - 1), or gets any other item of
+    the catalogue's M."""
+
+    name = "randomised-response"
+    Config = RandomisedResponseConfig
+    paper = "Warner 1965; Kairouz et al. 2016"
+    config: RandomisedResponseConfig
+
+    def depends_on(self, rated: bool) -> str:
+        """Describe the dependence: if ratings are drawn too, on the rating scale."""
+        return RATING_SCALE if rated else ""
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """Randomise every row; it keeps its user and time. If ratings are used in training, its
+        rating is drawn too."""
+        rows = data.rows
+        randomised = RandomisedRows(data)
+        epsilon = self.config.epsilon
+        outcomes = math.prod(randomised.sizes.values())
+        for user in np.flatnonzero(np.diff(rows.user_offsets)).tolist():
+            profile = rows.rows_of(user)
+            random = stream(self.seed, "perturb", user)
+            codes = randomised_response(
+                randomised.codes(profile), epsilon=epsilon, random=random, **randomised.sizes
+            )
+            randomised.write(profile, codes)
+        figures = {
+            "chance that a row stays": keep_probability(epsilon, outcomes),
+            "replaced rows": int((randomised.items != rows.items).sum()),
+        }
+        return Perturbed(randomised.table(), np.arange(len(rows)), figures)
+
+    def words(self) -> list[str]:
+        """Describe the guarantee of a row, and its sum over rows."""
+        return [
+            (
+                f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0,"
+                f" on the device; a profile of n rows has {self.config.epsilon:g} n, and how many"
+                " rows a user has is published."
+            ),
+            "Random numbers come from the experiment's seed: a simulation, not a release.",
+        ]

@@ -20,7 +20,7 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.models.metamf import MetaMf, generate
+from fedrec.models.personal import MetaMf, generate
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.rng import stream

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.attacks.bounds import audit_one_rating
-from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
+from fedrec.baselines.private.ratings import DpsgdPnbmConfig
 from fedrec.components import registry
 from fedrec.components.registry import PERTURBATION
 from fedrec.data.interactions import Interactions

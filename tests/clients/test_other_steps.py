@@ -19,10 +19,9 @@ from fedrec.data.interactions import Schema
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.base import Model
-from fedrec.models.metamf import generate
-from fedrec.models.pnbm import Pnbm, PnbmConfig
-from fedrec.neighbourhood.learned import Bounds, Examples, Rest, own_gradient
-from fedrec.neighbourhood.similarity import Profiles
+from fedrec.models.linear import Pnbm, PnbmConfig
+from fedrec.models.personal import generate
+from fedrec.neighbourhood import Bounds, Examples, Profiles, Rest, own_gradient
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder

@@ -5,8 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.neighbourhood.learned import Bounds, Examples, langevin, predicted
-from fedrec.neighbourhood.similarity import Profiles, cosine, item_means, nearest, pearson
+from fedrec.neighbourhood import (
+    Bounds,
+    Examples,
+    Profiles,
+    cosine,
+    item_means,
+    langevin,
+    nearest,
+    pearson,
+    predicted,
+)
 
 # Predictions and gradients against autograd, Euler's identity and closed-form limits.
 

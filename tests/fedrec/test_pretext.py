@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.models.privrec import PrivRec, PrivRecConfig
-from fedrec.pretext.contrast import SessionConfig, SessionTask
-from fedrec.pretext.views import (
+from fedrec.pretext import (
+    SessionConfig,
+    SessionTask,
     ViewLayout,
     cut_sessions,
     draw_views,

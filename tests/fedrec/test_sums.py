@@ -12,8 +12,8 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
+from fedrec.baselines.closed_form import TransitionsBaseline
 from fedrec.baselines.private.ranking import DpGram, DpGramConfig
-from fedrec.baselines.simple import TransitionsBaseline
 from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.data.interactions import RecencyConfig
 from fedrec.errors import ExperimentError

@@ -16,9 +16,8 @@ from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.step import private_names
 from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import CentralIalsConfig, solved
+from fedrec.baselines.closed_form import CentralIalsConfig, TransitionsBaseline, solved
 from fedrec.baselines.private.ranking import DpFoldIn, DpFoldInConfig
-from fedrec.baselines.simple import TransitionsBaseline
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load

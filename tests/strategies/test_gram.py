@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 import fedrec
 from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import CentralIalsConfig, Ease, EaseConfig, solved
+from fedrec.baselines.closed_form import CentralIalsConfig, Ease, EaseConfig, solved
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.data.population import POPULATIONS, Population

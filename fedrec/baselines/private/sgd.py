@@ -13,7 +13,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private.base import PrivateBaseline, PrivateConfig, ReleaseKind, clip_factors
+from fedrec.baselines.private.ranking import (
+    PrivateBaseline,
+    PrivateConfig,
+    ReleaseKind,
+    clip_factors,
+)
 from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema

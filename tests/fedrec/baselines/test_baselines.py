@@ -12,8 +12,7 @@ import torch
 from torch.utils import _foreach_utils
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import CentralIalsConfig, solved
-from fedrec.baselines.simple import Popularity
+from fedrec.baselines.closed_form import CentralIalsConfig, Popularity, solved
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
@@ -57,7 +56,7 @@ def test_a_large_catalogue_is_refused_with_the_memory_it_takes(caplog, monkeypat
         fitted("ease", histories_of([[0]], 40_000))
     table = dataset([0, 1, 1], [0, 0, 1])
     partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.array([2]))
-    monkeypatch.setattr("fedrec.baselines.linear._MOST_ITEMS", 1)
+    monkeypatch.setattr("fedrec.baselines.closed_form._MOST_ITEMS", 1)
     assert list(evaluated(["ease", "popularity"], table, partition)) == ["popularity"]
     assert "baseline ease is left out: 2 items would take" in caplog.text
 
@@ -143,7 +142,7 @@ def test_small_gradient_steps_take_one_thread(threads_of_steps, liked, others, n
 
 
 def test_long_gradient_steps_take_all_threads(threads_of_steps, monkeypatch, liked):
-    monkeypatch.setattr("fedrec.baselines.central._MANY", 10_000)
+    monkeypatch.setattr("fedrec.baselines.training._MANY", 10_000)
     fitted("vae", liked, epochs=1)
     assert set(threads_of_steps) == {2}
 
@@ -364,7 +363,7 @@ def test_ease_is_the_closed_form_of_weighted_rows(rated, rows):
 
 @pytest.mark.parametrize("dense_cells", [0, 100_000], ids=["lanczos", "dense"])
 def test_puresvd_projects_weighted_rows(rated, rows, monkeypatch, dense_cells):
-    monkeypatch.setattr("fedrec.baselines.linear._DENSE_CELLS", dense_cells)
+    monkeypatch.setattr("fedrec.baselines.closed_form._DENSE_CELLS", dense_cells)
     right = np.linalg.svd(rows.astype(float))[2][:4]
     np.testing.assert_allclose(scored("puresvd", rated), rows @ right.T @ right, atol=1e-5)
 

@@ -13,16 +13,20 @@ from scipy.stats import norm
 
 from fedrec.baselines.base import Histories, Ratings
 from fedrec.baselines.neighbours import profiles_of
-from fedrec.baselines.private.pnbm import error_bound, inclusion, sensitivity
-from fedrec.baselines.private.ratings import DpItemMean, DpItemMeanConfig
+from fedrec.baselines.private.ratings import (
+    DpItemMean,
+    DpItemMeanConfig,
+    error_bound,
+    inclusion,
+    sensitivity,
+)
 from fedrec.components import registry
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.neighbourhood.learned import Bounds, Examples
-from fedrec.neighbourhood.similarity import item_means
+from fedrec.neighbourhood import Bounds, Examples, item_means
 from fedrec.perturb.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
 from fedrec.privacy.accounting.events import NonPrivate
 from fedrec.privacy.config import PrivacyConfig

@@ -9,7 +9,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.linear import CentralIalsConfig, solved
+from fedrec.baselines.closed_form import CentralIalsConfig, solved
 from fedrec.baselines.pairwise import _epoch
 from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.baselines.training import _ranked_others

@@ -8,13 +8,12 @@ from torch import nn
 from torch.distributions import Independent, Multinomial, Normal, kl_divergence
 from torch.nn import functional as F
 
-from fedrec.baselines.central import CentralNeumf, CentralNeumfConfig
+from fedrec.baselines.training import CentralNeumf, CentralNeumfConfig
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
-from fedrec.models.mf import Mf, MfConfig
-from fedrec.models.neumf import Neumf, NeumfConfig
+from fedrec.models.mf import Mf, MfConfig, Neumf, NeumfConfig
+from fedrec.models.personal import MetaMf, MetaMfConfig, generate
 from fedrec.models.vae import Ae, Draw, Prior, Vae, VaeConfig, divergence
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.rng import torch_stream

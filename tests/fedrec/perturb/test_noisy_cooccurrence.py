@@ -21,8 +21,7 @@ from fedrec.perturb.noisy_cooccurrence import (
     noisy_release,
     profiles,
 )
-from fedrec.perturb.simple import RandomReplacement
-from fedrec.perturb.upc_sdg import ReplacementConfig
+from fedrec.perturb.substitutes import RandomReplacement, ReplacementConfig
 from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.statement import report
 

@@ -16,7 +16,6 @@ from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.perturb.simple import randomised_response
 from fedrec.perturb.targeted import (
     TargetedConfig,
     coin_flip,
@@ -25,6 +24,7 @@ from fedrec.perturb.targeted import (
     most_stereotypical,
     perturb_profiles,
     protected_count,
+    randomised_response,
     stereotypicality,
     summary,
 )

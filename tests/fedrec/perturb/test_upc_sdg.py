@@ -10,28 +10,32 @@ from scipy.stats import chisquare
 
 from fedrec.data.perturbation import Perturbed
 from fedrec.errors import DataError
-from fedrec.perturb.generator import (
+from fedrec.perturb.substitutes import (
+    RandomReplacement,
+    Similarity,
+    drawn_by_weight,
+    lowest,
+    mean_similarity,
+    measured_similarity,
+    random_substitutes,
+    replaced_counts,
+    scored_substitutes,
+    trained_embeddings,
+)
+from fedrec.perturb.targeted import RandomisedResponse, RandomisedResponseConfig
+from fedrec.perturb.upc_sdg import (
     Attention,
     AttentionConfig,
     Generator,
     GeneratorConfig,
+    UpcSdg,
+    UpcSdgConfig,
     attention_weights,
     gumbel_softmax,
     losses,
     train_attention,
     train_generator,
 )
-from fedrec.perturb.simple import RandomisedResponse, RandomisedResponseConfig, RandomReplacement
-from fedrec.perturb.substitutes import (
-    Similarity,
-    drawn_by_weight,
-    mean_similarity,
-    measured_similarity,
-    random_substitutes,
-    scored_substitutes,
-    trained_embeddings,
-)
-from fedrec.perturb.upc_sdg import UpcSdg, UpcSdgConfig, lowest, replaced_counts
 from fedrec.rng import torch_stream
 
 # UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and k.
@@ -90,7 +94,7 @@ class TestAttention:
         assert torch.allclose(made.loss(users[:2], place, items[torch.cat(own)]), total)
 
     def test_training_lowers_the_loss(self, two_tastes, embeddings, monkeypatch):
-        monkeypatch.setattr("fedrec.perturb.generator._BATCH_ROWS", 64)
+        monkeypatch.setattr("fedrec.perturb.upc_sdg._BATCH_ROWS", 64)
         config, random = AttentionConfig(epochs=30, dropout=0), torch_stream(0, "t")
         logits, found = train_attention(config, two_tastes.rows, *embeddings, random)
         assert found[-1] < 0.9 * found[0]
@@ -160,7 +164,7 @@ class TestGenerator:
 
     def test_the_softmax_has_no_item_of_the_user(self, make_data, embeddings, monkeypatch):
         """A user with all items but one gets that one as the only candidate with weight."""
-        monkeypatch.setattr("fedrec.perturb.generator._PRIVACY_WEIGHT", 0.0)
+        monkeypatch.setattr("fedrec.perturb.upc_sdg._PRIVACY_WEIGHT", 0.0)
         data = make_data([0] * 39, list(range(39)), 1, 40)
         users, items = embeddings
         config, similarity = GeneratorConfig(steps=3, candidates=40), Similarity(items, "paper")
