@@ -36,17 +36,17 @@ from fedrec.training.descent import Recommending
 # Where this differs from the paper:
 #
 # - A session is "within a certain time interval" there, which is not given. Here a user's sequence
-#   is cut into sessions of nearly equal length, at most `ViewLayout.session` items; a session of
+#   is cut into sessions of nearly equal length, at most `_ViewLayout.session` items; a session of
 #   one item gives no view.
-# - The length of a segment is not given. Here it is `ViewLayout.segment`, and at most half of the
+# - The length of a segment is not given. Here it is `_ViewLayout.segment`, and at most half of the
 #   session.
 # - Negative items are drawn outside the user's own sequence, the paper's from "the item sets".
 # - The replacement in a view is the first of its negatives, or the position is empty
-#   (`ViewLayout.empty`).
+#   (`_ViewLayout.empty`).
 
 
 @dataclass(frozen=True)
-class ViewLayout:
+class _ViewLayout:
     """Column layout of a session's two views and their candidates: item numbers, -1 for padding.
 
     Attributes:
@@ -77,9 +77,9 @@ class ViewLayout:
         return sum(self.widths)
 
 
-def draw_views(
+def _draw_views(
     sequence: np.ndarray,
-    layout: ViewLayout,
+    layout: _ViewLayout,
     masks: int,
     num_items: int,
     random: np.random.Generator,
@@ -98,7 +98,7 @@ def draw_views(
         segment of the same length, the last two parts of a view are -1. A user whose sequence
         contains the whole catalogue has no negative item, and no views.
     """
-    starts, lengths = cut_sessions(len(sequence), layout.session)
+    starts, lengths = _cut_sessions(len(sequence), layout.session)
     session = np.repeat(np.arange(len(starts)), masks)
     known = np.unique(sequence)
     if not len(session) or len(known) >= num_items:
@@ -111,7 +111,7 @@ def draw_views(
     return np.concatenate([*items, *segments], axis=1)
 
 
-def cut_sessions(items: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
+def _cut_sessions(items: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut a sequence into as few sessions as possible, of nearly equal length, and drop those of
     one item.
 
@@ -130,7 +130,7 @@ def _item_views(
     whole: np.ndarray,
     lengths: np.ndarray,
     known: np.ndarray,
-    layout: ViewLayout,
+    layout: _ViewLayout,
     num_items: int,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +150,7 @@ def _segment_views(
     whole: np.ndarray,
     sessions: tuple[np.ndarray, np.ndarray],
     session: np.ndarray,
-    layout: ViewLayout,
+    layout: _ViewLayout,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw segment-masked sessions `[V, L]`, and the true segment before the negatives `[V, (1 + M)
@@ -237,7 +237,7 @@ def recommender_part(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in parameters.items() if not name.startswith(PREFIX)}
 
 
-def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict[str, Tensor]:
+def _initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Initialise encoder parameters, without the cohort dimension: GRU uniform in +-1/sqrt(hidden),
     He-uniform weights of f_Psi.
 
@@ -269,13 +269,13 @@ def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict
     }
 
 
-def encode_sessions(
+def _encode_sessions(
     parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
 ) -> Tensor:
     """Last hidden state of the GRU, which starts from zero.
 
     Args:
-        parameters: `[C, ...]` each, see `initial_encoder`.
+        parameters: `[C, ...]` each, see `_initial_encoder`.
         embeddings: `[C, n, T, d]`, n sessions of at most T items.
         present: `bool [C, n, T]`; absent items do not change the state.
 
@@ -290,7 +290,7 @@ def encode_sessions(
     return recurrent_states(given, weight, bias, present.transpose(1, 2))[:, -1]
 
 
-def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
+def _encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
     """Encode items by f_Psi: embeddings `[C, ..., d]` give `[C, ..., h]`."""
     hidden = torch.relu(_linear(parameters, "item0", embeddings.flatten(1, -2)))
     # A bias here would add the same number to the scores of all candidates, which does not change
@@ -421,7 +421,7 @@ class SessionTask:
             )
         self.config = config
         self._num_items = model.schema.num_items
-        self.layout = ViewLayout(
+        self.layout = _ViewLayout(
             config.session_length,
             config.item_negatives,
             min(_SEGMENT, config.session_length // 2) if config.lambda_sm else 0,
@@ -433,7 +433,7 @@ class SessionTask:
         """Initialise the encoders' parameters, in addition to the model's; none for `mean`."""
         if self.config.encoder == "mean":
             return {}
-        return initial_encoder(model[self.table].shape[1], self.config.hidden, generator)
+        return _initial_encoder(model[self.table].shape[1], self.config.hidden, generator)
 
     def views(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
         """Draw the views of one epoch in random order, `int64 [views, layout.width]`, -1 for
@@ -442,7 +442,7 @@ class SessionTask:
             return np.zeros((0, self.layout.width), dtype=np.int64)
         sequence = data.items[data.order()]
         sequence = sequence[np.isin(sequence, data.positives)]
-        views = draw_views(sequence, self.layout, self.config.masks, self._num_items, random)
+        views = _draw_views(sequence, self.layout, self.config.masks, self._num_items, random)
         return views[random.permutation(len(views))]
 
     def loss(self, parameters: Mapping[str, Tensor], embeddings: Tensor, views: Tensor) -> Tensor:
@@ -487,7 +487,7 @@ class SessionTask:
         if self.config.encoder == "mean":
             encoded = F.normalize(candidates, dim=-1)
         else:
-            encoded = encode_items(parameters, candidates)
+            encoded = _encode_items(parameters, candidates)
         losses = _info_nce(queries, encoded, self.config.temperature)
         return _mean(losses, real.any(-1))
 
@@ -513,10 +513,10 @@ class SessionTask:
     def _sessions(
         self, parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
     ) -> Tensor:
-        """Encoded sessions `[C, n, h]` of embeddings `[C, n, T, d]`, see `encode_sessions`."""
+        """Encoded sessions `[C, n, h]` of embeddings `[C, n, T, d]`, see `_encode_sessions`."""
         if self.config.encoder == "mean":
             return mean_directions(embeddings, present)
-        return encode_sessions(parameters, embeddings, present)
+        return _encode_sessions(parameters, embeddings, present)
 
 
 # Batches and blocks with session views and the usual examples, for self-supervised training in
@@ -535,7 +535,7 @@ class SessionBatches(Batches):
 
     @classmethod
     def deal(
-        cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int, layout: ViewLayout
+        cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int, layout: _ViewLayout
     ) -> Self:
         """Distribute the views of each epoch evenly over the steps of the epoch, in order.
 

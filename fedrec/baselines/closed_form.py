@@ -94,13 +94,6 @@ class TransitionsBaseline(Baseline):
 # recommenders.
 
 
-def item_counts(histories: Histories) -> torch.Tensor:
-    """Number of occurrences of each item in the histories, `float32 [items]`, with repeats."""
-    return torch.from_numpy(
-        np.bincount(histories.items, minlength=histories.num_items).astype(np.float32)
-    )
-
-
 class Popularity(Baseline):
     """Popularity ranking by number of positive interactions."""
 
@@ -108,7 +101,8 @@ class Popularity(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Count the positive interactions of the training users."""
-        self._counts = item_counts(histories)
+        counts = np.bincount(histories.items, minlength=histories.num_items)
+        self._counts = torch.from_numpy(counts.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Counts, equal for all users, as `float32 [users, items]` (a view; do not write to it)."""
@@ -123,22 +117,18 @@ class Popularity(Baseline):
 # equals popularity.
 
 
-class RepeatBaseline(Baseline):
+class RepeatBaseline(Popularity):
     """Ranking by the user's own interaction count, ties by popularity."""
 
     name = "repeat"
 
-    def fit(self, histories: Histories) -> None:
-        """Compute popularity, scaled into [0, 1) so that it only breaks ties."""
-        counts = item_counts(histories)
-        self._popularity = counts / (counts.max() + 1)
-
     def scores(self, histories: Histories) -> torch.Tensor:
-        """User's own count plus scaled popularity, `float32 [users, items]`."""
+        """User's own count plus popularity, scaled into [0, 1) so that it only breaks ties,
+        `float32 [users, items]`."""
         shape = histories.num_users, histories.num_items
         cells = histories.rows() * histories.num_items + histories.items
         counts = np.bincount(cells, minlength=shape[0] * shape[1]).astype(np.float32)
-        return torch.from_numpy(counts).view(shape) + self._popularity
+        return torch.from_numpy(counts).view(shape) + self._counts / (self._counts.max() + 1)
 
 
 # Implicit alternating least squares (Hu, Koren and Volinsky 2008; Rendle et al. 2021).
@@ -197,16 +187,16 @@ class CentralIals(Baseline):
         items = torch.randn(histories.num_items, width, generator=generator) * (0.1 / width**0.5)
         self._items = items.to(self.device)
         for _ in range(self.config.sweeps):
-            users = solved(by_user, self._items, self.config)
-            self._items = solved(by_item, users, self.config)
+            users = _solved(by_user, self._items, self.config)
+            self._items = _solved(by_item, users, self.config)
 
     def scores(self, histories: Histories) -> Tensor:
         """Scores from item factors and newly solved user factors, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
-        return solved(rows, self._items, self.config) @ self._items.T
+        return _solved(rows, self._items, self.config) @ self._items.T
 
 
-def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
+def _solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
     """Solve for the factors of each row given those of the columns; zero for an empty row.
 
     Args:
@@ -344,7 +334,7 @@ class Puresvd(Baseline):
     def fit(self, histories: Histories) -> None:
         """Find the singular vectors, by Lanczos iteration in float64."""
         rows = histories.csr(np.float64, self.config.low_rated)
-        right = right_singular_vectors(rows, self.config.factors)
+        right = _right_singular_vectors(rows, self.config.factors)
         self._items = torch.from_numpy(right.T.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
@@ -353,7 +343,7 @@ class Puresvd(Baseline):
         return torch.from_numpy(rows @ self._items.numpy()) @ self._items.T
 
 
-def right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
+def _right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
     """Leading right singular vectors, `float64 [number, columns]`, of a sparse matrix `float64
     [rows, columns]`; at most all."""
     rank = min(number, *rows.shape)
@@ -402,7 +392,7 @@ class GfCf(Baseline):
             sparse.diags_array(_inverse(users)) @ rows @ sparse.diags_array(_inverse(items))
         )
         self._filter = shares.astype(np.float32)
-        right = right_singular_vectors(shares, self.config.factors)
+        right = _right_singular_vectors(shares, self.config.factors)
         self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
         self._out = torch.from_numpy((_LOW_PASS * right * items).astype(np.float32))
 
@@ -520,7 +510,7 @@ class ContentMap(Baseline):
             gram = torch.from_numpy((rows.T @ rows).toarray())
             weights = item_weights(gram, self.config.regularisation)
             return torch.eye(len(weights), dtype=torch.float64), weights.T
-        vectors = right_singular_vectors(rows, self.config.factors)
+        vectors = _right_singular_vectors(rows, self.config.factors)
         lengths = np.linalg.norm(rows @ vectors.T, axis=0)
         large = lengths > _NEGLIGIBLE * lengths.max(initial=0.0)
         factors = torch.from_numpy(vectors[large].T.copy())

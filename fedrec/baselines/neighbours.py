@@ -63,7 +63,7 @@ class NeighboursConfig(ScaleConfig):
     all."""
 
 
-class Neighbours(RatingBaseline):
+class _Neighbours(RatingBaseline):
     """Item means plus deviations weighted by similarity (PNBM, equation 2); without rated
     neighbours the item's mean."""
 
@@ -275,7 +275,7 @@ class ItemKnn(Baseline):
 # `positive-only` it is better. The paper does not say which one it uses.
 
 
-class Pcc(Neighbours):
+class Pcc(_Neighbours):
     """Rating prediction from items with correlated ratings."""
 
     name = "pcc"
@@ -290,7 +290,7 @@ class Pcc(Neighbours):
 # uses.
 
 
-class Cos(Neighbours):
+class Cos(_Neighbours):
     """Rating prediction from similar items by cosine."""
 
     name = "cos"

@@ -89,7 +89,7 @@ class Lightgcn(UserRowsBaseline):
         table = histories.csr()
         self.fitted = histories
         users = histories.num_users
-        self._graph = Graph(table, _PRECISIONS[config.precision], self.device)
+        self._graph = _Graph(table, _PRECISIONS[config.precision], self.device)
         generator = torch_stream(config.seed, "baseline-lightgcn")
         first = (
             torch.randn(users + histories.num_items, config.factors, generator=generator)
@@ -146,7 +146,7 @@ class Lightgcn(UserRowsBaseline):
         return gradient
 
 
-class Graph:
+class _Graph:
     """Symmetric graph of likes; its nodes are the users, then the items.
 
     Args:

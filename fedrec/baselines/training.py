@@ -33,7 +33,7 @@ from fedrec.nn.layers import Adam, glorot
 from fedrec.rng import stream, torch_stream
 
 
-class SeededConfig(Config):
+class _SeededConfig(Config):
     """Setting of all systems with random draws."""
 
     seed: int = Field(default=0, ge=0)
@@ -204,7 +204,7 @@ def _ranked_others(offsets, liked, users, ranks):
 # fixed. A transductive system also folds in users that it does not know.
 
 
-class UserRowsConfig(SeededConfig):
+class UserRowsConfig(_SeededConfig):
     """Settings of all systems with a row per user."""
 
     unseen_users: Literal["transductive", "fold-in"] = "transductive"
@@ -263,21 +263,21 @@ FOLD_IN_STEPS = 60
 _FOLD_IN_RATE = 0.02  # of these steps
 
 
-class ExamplesConfig(UserRowsConfig, TrainingConfig):
+class _ExamplesConfig(UserRowsConfig, TrainingConfig):
     """Settings of systems trained on examples."""
 
     regularisation: float = Field(default=0.0, ge=0)
     """L2 penalty on the embeddings of a batch, averaged over its examples."""
 
 
-class ExamplesBaseline(UserRowsBaseline):
+class _ExamplesBaseline(UserRowsBaseline):
     """Parameters of users and shared ones, trained together on batches of examples.
 
     Attributes:
         shared: the other parameters, by name.
     """
 
-    config: ExamplesConfig
+    config: _ExamplesConfig
     shared: dict[str, Tensor]
 
     @abstractmethod
@@ -382,7 +382,7 @@ _CELLS_AT_ONCE = (
 )
 
 
-class CentralNeumfConfig(ExamplesConfig, NeumfConfig):
+class CentralNeumfConfig(_ExamplesConfig, NeumfConfig):
     """Settings of NeuMF."""
 
     factors: int = Field(default=32, ge=0, le=2**16)
@@ -392,7 +392,7 @@ class CentralNeumfConfig(ExamplesConfig, NeumfConfig):
     tower."""
 
 
-class CentralNeumf(ExamplesBaseline):
+class CentralNeumf(_ExamplesBaseline):
     """A product of factors and a tower of layers, trained on cross-entropy."""
 
     name = "neumf"
@@ -424,9 +424,9 @@ class CentralNeumf(ExamplesBaseline):
 
     def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
         """Logits `[n, B]` of items `int64 [n, B]` for the users' rows `[n, width]`."""
-        return self.joined_logits(rows[:, None], self.shared["items"][items])
+        return self._joined_logits(rows[:, None], self.shared["items"][items])
 
-    def joined_logits(self, users: Tensor, items: Tensor) -> Tensor:
+    def _joined_logits(self, users: Tensor, items: Tensor) -> Tensor:
         """Logits of pairs of user and item embeddings, which broadcast.
 
         Args:
@@ -461,7 +461,7 @@ class CentralNeumf(ExamplesBaseline):
         """Mean loss over a batch's liked pairs: user rows `[batch, width]`, and items `[batch, 1 +
         negatives]`, liked first."""
         item_rows = F.embedding(items, self.shared["items"])
-        logits = self.joined_logits(rows[:, None], item_rows)
+        logits = self._joined_logits(rows[:, None], item_rows)
         loss = F.softplus(-logits[:, 0]).sum() + F.softplus(logits[:, 1:]).sum()
         if self.config.regularisation:
             squares = rows.square().sum() + item_rows.square().sum()
@@ -488,7 +488,7 @@ _BETA = 0.5  # as in DP-VAE's experiments
 _MANY = 1e9  # multiplications of a step that takes tenths of a second
 
 
-def train_histories(
+def _train_histories(
     model: HistoryModel,
     histories: Histories,
     config: TrainingConfig,
@@ -569,7 +569,7 @@ def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
 # training.
 
 
-class CentralConfig(ExamplesConfig):
+class CentralConfig(_ExamplesConfig):
     """Settings of a centrally trained model."""
 
     model: Annotated[Section, MODEL] = Section(name="mf")
@@ -579,7 +579,7 @@ class CentralConfig(ExamplesConfig):
     features or histories."""
 
 
-class Central(ExamplesBaseline):
+class Central(_ExamplesBaseline):
     """Centrally trained model of any kind: `{ name = "central", label = "central-mf", model = ...
     }`.
 
@@ -620,7 +620,7 @@ class Central(ExamplesBaseline):
         users = self._start(histories.schema())
         if isinstance(self.model, HistoryModel):
             generator = torch_stream(self.config.seed, "baseline-central")
-            self.shared = train_histories(
+            self.shared = _train_histories(
                 self.model, histories, self.config, generator, self.device
             )
         else:
@@ -707,7 +707,7 @@ class Central(ExamplesBaseline):
 # Liang et al.
 
 
-class CentralVaeConfig(SeededConfig, TrainingConfig, VaeConfig):
+class CentralVaeConfig(_SeededConfig, TrainingConfig, VaeConfig):
     """Settings of the central variational autoencoder, in addition to those of the network."""
 
     epochs: int = Field(default=60, ge=1)
@@ -733,7 +733,7 @@ class CentralVae(Baseline):
         """Train from fresh parameters; users without a positive item are left out."""
         generator = torch_stream(self.config.seed, "baseline-vae")
         self.model = self.network(self.config, histories.schema())
-        self.parameters = train_histories(
+        self.parameters = _train_histories(
             self.model, histories, self.config, generator, self.device, fused=False
         )
 

@@ -39,7 +39,7 @@ def products_of(parameters: Collection[str]) -> str:
     return PRODUCTS if PRODUCTS in parameters else WEIGHTS
 
 
-class ProductsConfig(Config):
+class _ProductsConfig(Config):
     """Settings of products of items: the number of items."""
 
     items: int = Field(default=4000, ge=1, le=20_000)
@@ -55,11 +55,11 @@ class ProductsModel(HistoryModel):
         size: m, the number of items that products are about.
     """
 
-    Config = ProductsConfig
+    Config = _ProductsConfig
     tasks = ("ranking",)
-    config: ProductsConfig
+    config: _ProductsConfig
 
-    def __init__(self, config: ProductsConfig, schema: Schema) -> None:
+    def __init__(self, config: _ProductsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         self.size = min(config.items, schema.num_items)
 
@@ -91,7 +91,7 @@ PUBLIC = "item.public"
 LEARNED = "item.learned"
 
 
-class FoldInConfig(PublicPriorConfig, ProductsConfig):
+class FoldInConfig(PublicPriorConfig, _ProductsConfig):
     """Settings of the embeddings and of users' histories."""
 
     items: int = Field(default=600, ge=1, le=20_000)
@@ -182,7 +182,7 @@ def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
 # With step and strategy `gram` the weights are found in one round.
 
 
-class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
+class ItemWeightsConfig(_ProductsConfig, LowRatedConfig):
     """Settings of the linear item-to-item model; its `items` are those with weights."""
 
 
@@ -239,7 +239,7 @@ def _between(bias: Tensor) -> Tensor:
 # them by their biases. Step and strategy `transitions` find the weights in one round.
 
 
-class TransitionsModelConfig(ProductsConfig, RecencyConfig):
+class TransitionsModelConfig(_ProductsConfig, RecencyConfig):
     """Settings of transitions; their `items` are those with weights."""
 
 
@@ -276,7 +276,7 @@ RIGHT = "item.right"
 MAP = "content.map"
 
 
-class ContentMapModelConfig(ProductsConfig, LowRatedConfig):
+class ContentMapModelConfig(_ProductsConfig, LowRatedConfig):
     """Settings of the factors and of users' histories."""
 
     factors: Width = 64

@@ -26,7 +26,7 @@ from fedrec.runtime.files import read_json
 log = logging.getLogger("fedrec")
 
 
-def word_vectors(
+def _word_vectors(
     config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int
 ) -> list[np.ndarray]:
     """Look up the word vectors of each kind of metadata, `float64 [words, numbers]`, in [0, 1].
@@ -60,7 +60,7 @@ def word_vectors(
     return [stretched[[row_of[word] for word in kind]] for kind in looked_up]
 
 
-def read_glove(path: Path, words: Iterable[str]) -> dict[str, list[str]]:
+def _read_glove(path: Path, words: Iterable[str]) -> dict[str, list[str]]:
     """Read the numbers of words from a GloVe text file: a word and its numbers on each line,
     frequent words first.
 
@@ -96,7 +96,7 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
         )
     log.info("word vectors from %s, sha256 %s", path, digest)
     try:
-        known = read_glove(path, words) if kind == "glove" else read_json(path)
+        known = _read_glove(path, words) if kind == "glove" else read_json(path)
         numbers = {word: known[word] for word in words if word in known}
         table = np.array(list(numbers.values()), dtype=np.float64)
         if numbers and (table.ndim != 2 or not table.shape[1] or not np.isfinite(table).all()):
@@ -155,7 +155,7 @@ def _stretched(table: np.ndarray) -> np.ndarray:
 _SMALLEST_VARIANCE = 0.05  # because noise makes some variances negative
 
 
-class UserPriors:
+class _UserPriors:
     """Users' priors from their metadata.
 
     Args:
@@ -231,7 +231,7 @@ class UserPriors:
 
 def user_priors(
     config: PriorsConfig | None, settings: PersonalNoise | None, model: Vae
-) -> UserPriors | None:
+) -> _UserPriors | None:
     """Priors for the users of a model's schema; None without a `priors` table.
 
     Args:
@@ -246,4 +246,6 @@ def user_priors(
     if config is None:
         return None
     features, words = model.schema.described(config.features)
-    return UserPriors(word_vectors(config, words, model.config.latent), features, config, settings)
+    return _UserPriors(
+        _word_vectors(config, words, model.config.latent), features, config, settings
+    )

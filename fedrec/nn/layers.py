@@ -186,7 +186,7 @@ def all_rows(clients: int, rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, device=device).expand(clients, rows)
 
 
-def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
+def _pooled_rows(table: Tensor, index: Tensor) -> Tensor:
     """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`,
     `[C, ..., w]` -> `[C, ..., d]`.
 
@@ -228,7 +228,7 @@ def mean_rows(table: Tensor, index: Tensor) -> Tensor:
     `shares_or_codes`."""
     if index.is_floating_point():
         return torch.bmm(index.to(table.dtype), table)
-    return pooled_rows(table, index)
+    return _pooled_rows(table, index)
 
 
 def perceptron(

@@ -155,11 +155,11 @@ def _proposals(
             proposals[some, : items.shape[1]] = items.numpy()
         else:
             weights = table.sub_(table.amax(dim=1, keepdim=True)).exp_()
-            proposals[some] = drawn_by_weight(weights.numpy(), uniform[some])
+            proposals[some] = _drawn_by_weight(weights.numpy(), uniform[some])
     return proposals
 
 
-def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+def _drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Draw items with probabilities proportional to the weights in each row.
 
     Args:

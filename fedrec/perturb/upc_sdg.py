@@ -66,7 +66,7 @@ class GeneratorConfig(Config):
     """Number of candidate items per step; at most the catalogue."""
 
 
-class Generator(nn.Module):
+class _Generator(nn.Module):
     """Model of logits over the catalogue for the substitute of a row.
 
     Args:
@@ -93,7 +93,7 @@ class Generator(nn.Module):
         return (inputs @ self.weight + self.bias) @ items.T
 
 
-def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
+def _gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
     """Draw independent standard Gumbel variables, `float32 [...]` of the given shape."""
     return (
         -torch.empty(shape)
@@ -103,12 +103,12 @@ def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> T
     )
 
 
-def gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+def _gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
     """Compute equation 12, `float [n, items]`; logits of minus infinity get weight 0."""
-    return torch.softmax((logits + gumbel(logits.shape, generator)) / temperature, dim=1)
+    return torch.softmax((logits + _gumbel(logits.shape, generator)) / temperature, dim=1)
 
 
-def losses(
+def _losses(
     similarity: Similarity,
     users: Tensor,
     originals: Tensor,
@@ -136,7 +136,7 @@ def losses(
     return torch.relu(alike - sensitivity).sum(), utility
 
 
-def train_generator(
+def _train_generator(
     config: GeneratorConfig,
     rows: Interactions,
     chosen: np.ndarray,
@@ -144,7 +144,7 @@ def train_generator(
     users: Tensor,
     similarity: Similarity,
     generator: torch.Generator,
-) -> tuple[Generator, list[float]]:
+) -> tuple[_Generator, list[float]]:
     """Train a generator on the chosen rows.
 
     Args:
@@ -159,7 +159,7 @@ def train_generator(
     Returns:
         The generator, and L_I per row of each tenth of the steps.
     """
-    made = Generator(users.shape[1], generator)
+    made = _Generator(users.shape[1], generator)
     items = similarity.items
     adam = Adam(made.parameters(), lr=config.learning_rate)
     trace = np.empty(config.steps)
@@ -168,8 +168,8 @@ def train_generator(
         candidates = torch.randperm(len(items), generator=generator)[: config.candidates]
         logits = made.logits(users[user], items[item], sensitivity, items[candidates])
         logits = logits.masked_fill(_owned(rows, user.numpy(), candidates.numpy()), -torch.inf)
-        mixture = gumbel_softmax(logits, config.temperature, generator)
-        privacy, utility = losses(
+        mixture = _gumbel_softmax(logits, config.temperature, generator)
+        privacy, utility = _losses(
             similarity, users[user], item, sensitivity, mixture, items[candidates]
         )
         loss = (_PRIVACY_WEIGHT * privacy + utility) / len(some)
@@ -237,7 +237,7 @@ class AttentionConfig(Config):
     """Learning rate of Adam."""
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
     """Model of attention weights of rows, and of the user's embedding from their weighted sum.
 
     Args:
@@ -272,7 +272,7 @@ class Attention(nn.Module):
 
     def profiles(self, users: Tensor, of_row: Tensor, items: Tensor) -> Tensor:
         """Compute t_u of equation 3, `float32 [users, d]`."""
-        weights = attention_weights(
+        weights = _attention_weights(
             self.logits(users, of_row, items), of_row, len(users), self.config.beta
         )
         summed = torch.zeros_like(users).index_add(0, of_row, weights[:, None] * items)
@@ -290,7 +290,7 @@ class Attention(nn.Module):
         return (hidden @ self.second + self.second_bias - users).square().sum()
 
 
-def attention_weights(logits: Tensor, of_row: Tensor, users: int, beta: float) -> Tensor:
+def _attention_weights(logits: Tensor, of_row: Tensor, users: int, beta: float) -> Tensor:
     """Compute a_ui of equation 5, `float [rows]`; with beta = 1 they sum to 1 for each user.
 
     Args:
@@ -306,7 +306,7 @@ def attention_weights(logits: Tensor, of_row: Tensor, users: int, beta: float) -
     return (logits - beta * (largest + total.log())[of_row]).exp()
 
 
-def train_attention(
+def _train_attention(
     config: AttentionConfig,
     rows: Interactions,
     users: Tensor,
@@ -326,7 +326,7 @@ def train_attention(
     Returns:
         `float32 [rows]`, and L_D per user of each epoch.
     """
-    attention = Attention(config, users.shape[1], generator)
+    attention = _Attention(config, users.shape[1], generator)
     adam = Adam(attention.parameters(), lr=config.learning_rate)
     losses = []
     for _ in range(config.epochs):
@@ -460,7 +460,7 @@ class UpcSdg(Perturbation):
         if self.config.select == "random" or not counts.any():
             return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
         source = torch_stream(self.seed, "perturb-attention")
-        logits, losses = train_attention(self.config.attention, rows, users, items, source)
+        logits, losses = _train_attention(self.config.attention, rows, users, items, source)
         return lowest(rows, logits, counts), {"attention loss per user": _first_and_last(losses)}
 
     def _substitutes(
@@ -479,7 +479,7 @@ class UpcSdg(Perturbation):
 
             return scored_substitutes(rows, chosen, nearness, "best", self.seed), {}
         source = torch_stream(self.seed, "perturb-generator")
-        made, losses = train_generator(
+        made, losses = _train_generator(
             config.generator, rows, chosen, gamma, users, similarity, source
         )
 

@@ -20,10 +20,10 @@ from fedrec.errors import ExperimentError
 from fedrec.sums.fold_in import (
     LogLinear,
     PublicPriorConfig,
+    _expected_profile,
+    _learned_embeddings,
     expected_counts,
-    expected_profile,
     feature_embeddings,
-    learned_embeddings,
     public_directions,
 )
 from fedrec.sums.products import (
@@ -175,7 +175,7 @@ def noise(std, items=RESIDUAL_ITEMS, seed=3):
 
 def learned(planted, gram, edge, damping=0.0, factors=2):
     profile, public = planted[:2]
-    return learned_embeddings(gram, profile, public, edge=edge, factors=factors, damping=damping)
+    return _learned_embeddings(gram, profile, public, edge=edge, factors=factors, damping=damping)
 
 
 @pytest.mark.parametrize(("std", "factors", "least"), [(0.0, 2, 0.98), (100.0, 50, 0.9)])
@@ -210,9 +210,9 @@ def test_the_profile_is_a_least_squares_fit_off_the_diagonal():
     drawn = random.normal(size=(RESIDUAL_ITEMS, RESIDUAL_ITEMS)) * 0.1
     gram = 9 * torch.outer(popularity, popularity) + torch.from_numpy(drawn + drawn.T)
     gram.diagonal().add_(1e6)
-    found = expected_profile(gram, popularity)
+    found = _expected_profile(gram, popularity)
     assert float(found[0] / popularity[0]) == pytest.approx(3, rel=0.01)
-    assert bool((expected_profile(-gram, popularity) > 0).all()), "however large the noise"
+    assert bool((_expected_profile(-gram, popularity) > 0).all()), "however large the noise"
 
 
 @pytest.mark.parametrize("std", [2.0, 40.0])

@@ -207,7 +207,7 @@ class NoisyReleases:
 # Rows of users, and sums of what each user contributes, clipped.
 
 
-def binary_rows(
+def _binary_rows(
     liked: Histories, users_at_once: int, device: torch.device
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of users with 1 for each liked item, `float64 [block, items]`, in order.
@@ -228,13 +228,13 @@ def clip_factors(clip: Clip, norms: Tensor) -> Tensor:
     return torch.from_numpy(clip.factors(norms.cpu().numpy())).to(norms.device)
 
 
-def clipped_row_sum(rows: Sparse, clip: Clip) -> np.ndarray:
+def _clipped_row_sum(rows: Sparse, clip: Clip) -> np.ndarray:
     """Sum of users' rows, each clipped, `float64 [items]`; rows are `[users, items]`, >= 0."""
     norms = np.sqrt(_squared_norms(rows)) if clip.order == 2 else np.asarray(rows.sum(1)).ravel()
     return rows.T @ clip.factors(norms)
 
 
-def clipped_gram(rows: Sparse, clip: Clip) -> np.ndarray:
+def _clipped_gram(rows: Sparse, clip: Clip) -> np.ndarray:
     """Sum over users of x x^T, each clipped in the Frobenius norm |x|^2, `float64 [items, items]`.
 
     Args:
@@ -256,7 +256,7 @@ GRAM = "gram"
 _EXPONENT = 0.2  # items are weighted by their noisy counts to the power of minus this
 
 
-class ChosenItemsConfig(PrivateConfig):
+class _ChosenItemsConfig(PrivateConfig):
     """Settings for choosing items by noisy counts."""
 
     items: int = Field(default=500, ge=1)
@@ -273,7 +273,7 @@ class ChosenItemsConfig(PrivateConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class ChosenItems:
+class _ChosenItems:
     """The items with the largest noisy counts.
 
     Attributes:
@@ -291,8 +291,8 @@ class ChosenItems:
 
     @classmethod
     def released(
-        cls, rows: Sparse, releases: NoisyReleases, config: ChosenItemsConfig
-    ) -> ChosenItems:
+        cls, rows: Sparse, releases: NoisyReleases, config: _ChosenItemsConfig
+    ) -> _ChosenItems:
         """Release the counts and choose the items.
 
         Args:
@@ -301,7 +301,7 @@ class ChosenItems:
             config: number of chosen items, and their weights.
         """
         plan = releases.plans[COUNTS]
-        counts = releases.release(COUNTS, clipped_row_sum(rows, plan.clip))
+        counts = releases.release(COUNTS, _clipped_row_sum(rows, plan.clip))
         items = np.sort(np.argsort(-counts, kind="stable")[: config.items])
         noise = plan.noise_scale
         # counts below the noise are replaced by it
@@ -323,7 +323,7 @@ class ChosenItems:
         return scores
 
 
-class CountsAndGramConfig(ChosenItemsConfig, LowRatedConfig):
+class _CountsAndGramConfig(_ChosenItemsConfig, LowRatedConfig):
     """Settings of two releases: the counts and the Gram matrix of the chosen items."""
 
     clip_norm: float = Field(default=8.0, ge=1e-9)
@@ -331,15 +331,15 @@ class CountsAndGramConfig(ChosenItemsConfig, LowRatedConfig):
     likes."""
 
 
-class CountsAndGramBaseline(PrivateBaseline):
+class _CountsAndGramBaseline(PrivateBaseline):
     """Private baseline from noisy counts and the Gram matrix of the most frequent items.
 
     Attributes:
         chosen: the items, after fitting.
     """
 
-    config: CountsAndGramConfig
-    chosen: ChosenItems
+    config: _CountsAndGramConfig
+    chosen: _ChosenItems
 
     def parts(self) -> tuple[ReleaseKind, ...]:
         """Releases of the counts and the Gram matrix; both are non-negative."""
@@ -365,9 +365,9 @@ class CountsAndGramBaseline(PrivateBaseline):
         """
         rows = self.rows(histories)
         releases = self.releases(rows.shape[0])
-        self.chosen = ChosenItems.released(rows, releases, self.config)
+        self.chosen = _ChosenItems.released(rows, releases, self.config)
         plan = releases.plans[GRAM]
-        total = clipped_gram(rows[:, self.chosen.items] * self.chosen.weights, plan.clip)
+        total = _clipped_gram(rows[:, self.chosen.items] * self.chosen.weights, plan.clip)
         gram = releases.symmetric(GRAM, torch.from_numpy(total).to(self.device))
         return gram, plan.noise_scale
 
@@ -418,7 +418,7 @@ _START_SHARE = 0.5  # of the budget that the counts leave, for a noisy Gram matr
 _VECTOR_SHARE = 0.8  # of the steps' budget, for b; K takes a tenth of the rest, A what remains
 
 
-class DpAlsConfig(ChosenItemsConfig):
+class DpAlsConfig(_ChosenItemsConfig):
     """Settings of private alternating least squares."""
 
     factors: Width = 12
@@ -460,7 +460,7 @@ class DpAls(PrivateBaseline):
         """Choose the items and start; solve for the users, release, and solve for the items."""
         releases = self.releases(histories.num_users)
         rows = histories.csr(np.float64)
-        self.chosen = ChosenItems.released(rows, releases, self.config)
+        self.chosen = _ChosenItems.released(rows, releases, self.config)
         weights = torch.from_numpy(self.chosen.weights).to(self.device)
         liked = self.chosen.of(histories)
         self._items = self._start(rows[:, self.chosen.items], weights, releases)
@@ -488,7 +488,7 @@ class DpAls(PrivateBaseline):
         generator = torch_stream(self.config.own_seed, "baseline-dp-als")
         drawn = torch.randn(*shape, generator=generator).double()
         drawn = (drawn / shape[0] ** 0.5).to(self.device)
-        total = clipped_gram(rows * self.chosen.weights, releases.plans["start"].clip)
+        total = _clipped_gram(rows * self.chosen.weights, releases.plans["start"].clip)
         gram = releases.symmetric("start", torch.from_numpy(total).to(self.device))
         vectors = torch.linalg.eigh(gram)[1][:, -shape[1] :]
         drawn[:, : vectors.shape[1]] = vectors / weights[:, None]
@@ -522,9 +522,9 @@ class DpAls(PrivateBaseline):
         return matrices.view(-1, width, width), vectors
 
     def _blocks(self, liked: Histories) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of users, see `binary_rows`."""
+        """Blocks of users, see `_binary_rows`."""
         size = max(1, _NUMBERS_AT_ONCE // max(liked.num_items, self.config.factors**2))
-        return binary_rows(liked, size, self.device)
+        return _binary_rows(liked, size, self.device)
 
 
 def _outer(rows: Tensor) -> Tensor:
@@ -657,7 +657,7 @@ class DpMf(PrivateBaseline):
         total = torch.zeros_like(self._items)
         clip = Clip(self.config.clip_norm)
         users_at_once = max(1, _DPMF_NUMBERS_AT_ONCE // liked.num_items)
-        for some, rows in binary_rows(liked, users_at_once, self.device):
+        for some, rows in _binary_rows(liked, users_at_once, self.device):
             factors = users[some]
             v = left(rows, factors)
             shares = clip_factors(clip, v.norm(dim=1) * factors.norm(dim=1))
@@ -696,7 +696,7 @@ class DpMf(PrivateBaseline):
 # not selected are ranked last, by their noisy counts.
 
 
-class DpGramConfig(CountsAndGramConfig):
+class DpGramConfig(_CountsAndGramConfig):
     """Settings of the noisy Gram matrix."""
 
     model: Literal["ease", "puresvd"] = "puresvd"
@@ -713,7 +713,7 @@ class DpGramConfig(CountsAndGramConfig):
     """Constant part of lambda, > 0; without noise, lambda."""
 
 
-class DpGram(CountsAndGramBaseline):
+class DpGram(_CountsAndGramBaseline):
     """EASE or PureSVD from a noisy Gram matrix of the items with the largest noisy counts."""
 
     name = "dp-gram"
@@ -799,7 +799,7 @@ class DpGram(CountsAndGramBaseline):
 # be public, such as film titles and genres; user features are not used.
 
 
-class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
+class DpFoldInConfig(_CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
     """Settings of the releases, of the public embeddings and of the learned ones."""
 
     low_rated: float = Field(default=0.3, ge=0, le=1)
@@ -814,7 +814,7 @@ class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
     """Largest number of learned coordinates; those below the noise edge are dropped in any case."""
 
 
-class DpFoldIn(CountsAndGramBaseline):
+class DpFoldIn(_CountsAndGramBaseline):
     """User vectors fitted on the device to item embeddings that are public or released once."""
 
     name = "dp-fold-in"
@@ -895,7 +895,7 @@ class DpPopularity(PrivateBaseline):
     def fit(self, histories: Histories) -> None:
         """Sum the clipped indicator vectors and add noise."""
         releases = self.releases(histories.num_users)
-        counts = clipped_row_sum(histories.csr(np.float64), releases.plans["counts"].clip)
+        counts = _clipped_row_sum(histories.csr(np.float64), releases.plans["counts"].clip)
         self._counts = torch.from_numpy(releases.release("counts", counts))
 
     def scores(self, histories: Histories) -> torch.Tensor:

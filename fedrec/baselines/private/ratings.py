@@ -274,7 +274,7 @@ _POSTERIOR_CAVEATS = (
 )
 
 
-class PosteriorConfig(ScaleConfig):
+class _PosteriorConfig(ScaleConfig):
     """Settings of one sample by stochastic gradient Langevin dynamics."""
 
     epsilon: float | None = Field(default=20.0, gt=0)
@@ -336,7 +336,7 @@ class PosteriorConfig(ScaleConfig):
 # users are not implemented.
 
 
-class DppsMfConfig(PosteriorConfig):
+class DppsMfConfig(_PosteriorConfig):
     """Settings of a posterior sample of factors."""
 
     factors: Width = 10
@@ -546,7 +546,7 @@ class DpsgdPnbm(LearnedSimilarities):
         config = self.config
         bounds = Bounds(
             prior=config.prior,
-            error=error_bound(step, config.spread),
+            error=_error_bound(step, config.spread),
             factor=config.spread,
             floor=config.floor,
         )
@@ -562,7 +562,7 @@ class DpsgdPnbm(LearnedSimilarities):
         descend(similarity, gradient, config.learning_rate, config.regularisation)
 
 
-def error_bound(step: int, spread: float) -> float:
+def _error_bound(step: int, spread: float) -> float:
     """Largest error that counts in a step, from 1: `0.5 + (phi - 1) / (t + 1)`, with phi the width
     of the scale."""
     return 0.5 + (spread - 1) / (step + 1)
@@ -570,7 +570,7 @@ def error_bound(step: int, spread: float) -> float:
 
 def sensitivity(step: int, spread: float, floor: float) -> float:
     """Sensitivity Delta F of a step as in the paper: twice the bound on one gradient entry."""
-    return 2 * error_bound(step, spread) * spread / floor
+    return 2 * _error_bound(step, spread) * spread / floor
 
 
 # DPPS-PNBM: one sample of the similarities from a scaled posterior, to the letter (PNBM, section 4,
@@ -598,7 +598,7 @@ _START = (
 )
 
 
-class DppsPnbmConfig(PosteriorConfig, SimilarityConfig):
+class DppsPnbmConfig(_PosteriorConfig, SimilarityConfig):
     """Settings of algorithm 2."""
 
     start: Start = "uniform"
@@ -633,7 +633,7 @@ class DppsPnbm(LearnedSimilarities):
         examples = Examples(profiles, item_means(profiles))
         low, high = config.scale
         bounds = Bounds(prior=config.prior, low=low, high=high)
-        penalty = config.regularisation / inclusion(profiles, config.batch)
+        penalty = config.regularisation / _inclusion(profiles, config.batch)
 
         def estimated(similarity: np.ndarray, random: np.random.Generator) -> np.ndarray:
             drawn = random.integers(0, len(examples), config.batch)
@@ -650,7 +650,7 @@ class DppsPnbm(LearnedSimilarities):
         return self.config.stated(*(_START if self.config.start in FROM_DATA else ()))
 
 
-def inclusion(profiles: Profiles, batch: int) -> np.ndarray:
+def _inclusion(profiles: Profiles, batch: int) -> np.ndarray:
     """Inclusion probabilities H_ij of section 4.2, `float64 [items, items]`, for batches of ratings
     drawn with replacement."""
     shares = np.bincount(profiles.items, minlength=profiles.num_items) / max(len(profiles.items), 1)

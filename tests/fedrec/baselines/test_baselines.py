@@ -12,7 +12,7 @@ import torch
 from torch.utils import _foreach_utils
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.closed_form import CentralIalsConfig, Popularity, solved
+from fedrec.baselines.closed_form import CentralIalsConfig, Popularity, _solved
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
@@ -373,7 +373,7 @@ def test_factors_minimise_a_loss_in_which_a_pair_is_liked_in_part(rated, rows):
     config = CentralIalsConfig(factors=5, weight=3.0, regularisation=0.5)
     generator = torch.Generator().manual_seed(1)
     fixed = torch.randn(50, 5, dtype=torch.float64, generator=generator)
-    own = solved(rated.csr(np.float64, WEIGHT), fixed, config).requires_grad_()
+    own = _solved(rated.csr(np.float64, WEIGHT), fixed, config).requires_grad_()
     shares = torch.from_numpy(np.where(rows == 1, 1.0, np.where(rows > 0, WEIGHT, 0.0)))
     found = own @ fixed.T
     loss = (shares * 3.0 * (1 - found).square() + (1 - shares) * found.square()).sum()

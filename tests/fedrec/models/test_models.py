@@ -162,7 +162,7 @@ def test_logits_are_those_of_the_centralised_model(factors, tower):
         torch.cat([start[f"{who}.{part}"] for part in parts], -1) for who in ("user", "item")
     )
     found = model.scores({name: value.unsqueeze(0) for name, value in start.items()}, ())[0]
-    torch.testing.assert_close(found, central.joined_logits(user, items))
+    torch.testing.assert_close(found, central._joined_logits(user, items))
 
 
 # Meta matrix factorization: generated parameters and predictions, against dense layers and one-hot
