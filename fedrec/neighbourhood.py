@@ -264,24 +264,19 @@ class Examples:
     def __len__(self) -> int:
         return len(self.users)
 
-    def gradient(
-        self, similarity: np.ndarray, drawn: np.ndarray, bounds: Bounds
-    ) -> tuple[np.ndarray, float]:
-        """Gradient of half the sum of squared errors of some examples, and that sum of squares.
+    def gradient(self, similarity: np.ndarray, drawn: np.ndarray, bounds: Bounds) -> np.ndarray:
+        """Gradient of half the sum of squared errors of some examples, `float64 [items, items]`.
 
         Args:
             similarity: `float64 [items, items]`.
             drawn: `int64 [n]`, indices of the examples; repeated ones count repeatedly.
             bounds: bounds on each example's gradient.
-
-        Returns:
-            The gradient, `float64 [items, items]`, and the sum of squared errors.
         """
         gradient = np.zeros_like(similarity)
         arrays = self.centred.offsets, self.centred.items, self.centred.values, self.means
         users = self.users[drawn]
-        loss = _add_gradients(similarity, *arrays, users, drawn, tuple(bounds), gradient)
-        return gradient, float(loss)
+        _add_gradients(similarity, *arrays, users, drawn, tuple(bounds), gradient)
+        return gradient
 
 
 @compiled
@@ -326,12 +321,8 @@ def _add_gradients(
         examples: `int64 [n]`, its index among the ratings.
         bounds: error, factor, floor, prior, low, high, see `Bounds`.
         gradient: `float64 [items, items]`, added to.
-
-    Returns:
-        Sum of the squared errors before they are bounded.
     """
     most, widest, floor, prior, low, high = bounds
-    loss = 0.0
     for index in range(len(examples)):
         example = examples[index]
         first = offsets[users[index]]
@@ -348,21 +339,17 @@ def _add_gradients(
                 weight += abs(value)
         weight = max(prior + weight, floor)
         if weight == 0.0:
-            loss += deviations[example] ** 2
             continue
         guess = total / weight
         inside = min(max(guess, low - means[target]), high - means[target])
-        error = inside - deviations[example]
-        loss += error * error
         if inside != guess:
             continue
-        step = min(max(error, -most), most) / weight
+        step = min(max(guess - deviations[example], -most), most) / weight
         for entry in range(first, last):
             if entry != example:
                 value = row[items[entry]]
                 pull = deviations[entry] - np.sign(value) * guess
                 into[items[entry]] += step * min(max(pull, -widest), widest)
-    return loss
 
 
 # Stochastic gradient Langevin dynamics (Welling and Teh 2011), one sample from exp(-energy) (PNBM,

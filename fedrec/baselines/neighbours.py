@@ -414,7 +414,7 @@ class CentralPnbm(LearnedSimilarities):
             order = random.permutation(len(examples))
             for first in range(0, len(order), size):
                 batch = order[first : first + size]
-                gradient, _ = examples.gradient(similarity, batch, Bounds(prior=config.prior))
+                gradient = examples.gradient(similarity, batch, Bounds(prior=config.prior))
                 descend(similarity, gradient, config.learning_rate, config.regularisation)
         return similarity
 

@@ -407,12 +407,12 @@ class CentralNeumf(_ExamplesBaseline):
         generator = torch_stream(config.seed, "baseline-neumf")
         width = config.factors + (config.tower[0] // 2 if config.tower else 0)
         users = torch.randn(histories.num_users, width, generator=generator) * _INIT_STD
-        fresh = self.fresh(generator)
+        fresh = self._fresh(generator)
         fresh["items"] = torch.randn(histories.num_items, width, generator=generator) * _INIT_STD
         self.shared = {name: value.to(self.device) for name, value in fresh.items()}
         self.train_pairs(users.to(self.device), stream(config.seed, "baseline-neumf-triples"))
 
-    def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def _fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise parameters other than the rows: Glorot-uniform layers, zero biases."""
         tower = self.config.tower
         last = self.config.factors + (tower[-1] if tower else 0)
@@ -772,7 +772,6 @@ class Gmf(CentralNeumf):
     name = "gmf"
     Config = GmfConfig
     paper = "He et al. 2017, section 3.2"
-    config: GmfConfig
 
 
 # MF, matrix factorization for likes: p_u . q_i + b is a logit, trained on cross-entropy with drawn
@@ -788,9 +787,8 @@ class CentralMf(CentralNeumf):
     name = "mf"
     Config = GmfConfig
     paper = "Koren et al. 2009"
-    config: GmfConfig
 
-    def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def _fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise the bias, 0."""
         return {"b": torch.zeros(())}
 
@@ -816,4 +814,3 @@ class Mlp(CentralNeumf):
     name = "mlp"
     Config = MlpConfig
     paper = "He et al. 2017, section 3.3"
-    config: MlpConfig

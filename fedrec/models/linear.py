@@ -152,7 +152,10 @@ class FoldIn(ProductsModel):
     def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
         """Return a scorer, see `HistoryModel.scorer`; the embeddings are decomposed first."""
         slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
-        fitted = [_fitted(*tensors) for tensors in slices]
+        fitted = [
+            LogLinear(torch.cat([public, learned], 1), bias[:, 0])
+            for bias, public, learned in slices
+        ]
 
         def of(histories: Tensor) -> Tensor:
             exported = torch.compiler.is_compiling()
@@ -161,11 +164,6 @@ class FoldIn(ProductsModel):
             return torch.stack([scores(model, history) for model, history in pairs])
 
         return of
-
-
-def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
-    """Build the log-linear model of one slice."""
-    return LogLinear(torch.cat([public, learned], 1), bias[:, 0])
 
 
 # A linear item-to-item model: a user's score of an item is the sum of its weights to the items that

@@ -370,7 +370,13 @@ class MetaMf(Model):
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. The parameters are generated ones;
         users' features are not used."""
-        _check(parameters)
+        if "item.low" not in parameters:
+            raise ExperimentError(
+                "metamf can only predict with the parameters that the server generates for each"
+                " client",
+                fix="set strategy.name and step.name = 'metamf', and a split that tests training"
+                " users, such as split.name = 'ratio'",
+            )
         low = gather_rows(parameters["item.low"], items if rows is None else rows)
         first = torch.bmm(parameters["item.rise"], parameters["layer0.weight"])
         hidden = torch.relu(torch.baddbmm(parameters["layer0.bias"].unsqueeze(1), low, first))
@@ -448,12 +454,3 @@ def generate(
 
 def _uniform(generator: torch.Generator, fan_in: int, *shape: int) -> Tensor:
     return (2 * torch.rand(*shape, generator=generator) - 1) / math.sqrt(fan_in)
-
-
-def _check(parameters: Parameters) -> None:
-    if "item.low" not in parameters:
-        raise ExperimentError(
-            "metamf can only predict with the parameters that the server generates for each client",
-            fix="set strategy.name and step.name = 'metamf', and a split that tests training users,"
-            " such as split.name = 'ratio'",
-        )

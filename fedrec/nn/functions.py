@@ -126,7 +126,9 @@ class _CatalogueCrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros(len(hidden))
         of_hidden = torch.empty_like(hidden)
         of_table = torch.zeros_like(table)
-        for part in _parts(hidden, table):
+        size = max(1, _LOGITS_AT_ONCE // (table.shape[0] * table.shape[1]))
+        for start in range(0, hidden.shape[1], size):
+            part = slice(start, start + size)
             wanted = targets[:, part, None]
             scale = weights[:, part, None]
             logits = torch.bmm(hidden[:, part], table.mT)
@@ -148,9 +150,3 @@ class _CatalogueCrossEntropy(torch.autograd.Function):
         scale = gradients[0][:, None, None]
         of_hidden, of_table = ctx.saved_tensors
         return of_hidden * scale, of_table * scale, None, None
-
-
-def _parts(hidden: Tensor, table: Tensor) -> list[slice]:
-    """Split the examples into chunks."""
-    size = max(1, _LOGITS_AT_ONCE // (table.shape[0] * table.shape[1]))
-    return [slice(start, start + size) for start in range(0, hidden.shape[1], size)]

@@ -186,17 +186,6 @@ def all_rows(clients: int, rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, device=device).expand(clients, rows)
 
 
-def _pooled_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`,
-    `[C, ..., w]` -> `[C, ..., d]`.
-
-    An index without codes gives zeros.
-    """
-    present = (index >= 0).unsqueeze(-1)
-    rows = gather_rows(table, index.clamp(min=0)) * present
-    return rows.sum(-2) / present.sum(-2).clamp(min=1)
-
-
 def row_shares(index: Tensor, rows: int) -> Tensor:
     """Weight of each row of a table in the mean of the indexed rows, -1 skipped.
 
@@ -224,11 +213,13 @@ def shares_or_codes(codes: Tensor, rows: int) -> Tensor:
 
 
 def mean_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Means of rows of tables `[C, R, d]`, `[C, B, d]`; `index` is a result of
-    `shares_or_codes`."""
+    """Means of rows of tables `[C, R, d]`, `[C, B, d]`; `index` is a result of `shares_or_codes`.
+    Codes of -1 are skipped; without codes the mean is zero."""
     if index.is_floating_point():
         return torch.bmm(index.to(table.dtype), table)
-    return _pooled_rows(table, index)
+    present = (index >= 0).unsqueeze(-1)
+    rows = gather_rows(table, index.clamp(min=0)) * present
+    return rows.sum(-2) / present.sum(-2).clamp(min=1)
 
 
 def perceptron(

@@ -93,19 +93,11 @@ class _Generator(nn.Module):
         return (inputs @ self.weight + self.bias) @ items.T
 
 
-def _gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
-    """Draw independent standard Gumbel variables, `float32 [...]` of the given shape."""
-    return (
-        -torch.empty(shape)
-        .exponential_(generator=generator)
-        .clamp(min=torch.finfo(torch.float32).tiny)
-        .log()
-    )
-
-
 def _gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
     """Compute equation 12, `float [n, items]`; logits of minus infinity get weight 0."""
-    return torch.softmax((logits + _gumbel(logits.shape, generator)) / temperature, dim=1)
+    drawn = torch.empty(logits.shape).exponential_(generator=generator)
+    gumbel = -drawn.clamp(min=torch.finfo(torch.float32).tiny).log()
+    return torch.softmax((logits + gumbel) / temperature, dim=1)
 
 
 def _losses(

@@ -617,7 +617,9 @@ class DpMf(PrivateBaseline):
         self._items = items.to(self.device)
         step = self._descended if config.variant == "posterior" else self._solved
         for _ in range(_STEPS):
-            self._items = step(liked, self._clipped_users(liked), releases)
+            users = self._users(liked)
+            users = users * clip_factors(Clip(config.user_norm), users.norm(dim=1))[:, None]
+            self._items = step(liked, users, releases)
 
     def scores(self, histories: Histories) -> Tensor:
         """Scores from item factors and newly solved user factors, `float32 [users, items]`."""
@@ -628,10 +630,6 @@ class DpMf(PrivateBaseline):
         gram = self._items.T @ self._items
         gram.diagonal().add_(self.config.regularisation)
         return torch.linalg.solve(gram, liked.sums(self._items).T).T
-
-    def _clipped_users(self, liked: Histories) -> Tensor:
-        users = self._users(liked)
-        return users * clip_factors(Clip(self.config.user_norm), users.norm(dim=1))[:, None]
 
     def _solved(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
         """Minimise the perturbed objective."""

@@ -18,6 +18,7 @@ from fedrec.baselines.neighbours import (
     profiles_of,
     user_deviations,
 )
+from fedrec.baselines.private.ranking import NoisyReleases
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood import (
@@ -34,7 +35,6 @@ from fedrec.neighbourhood import (
     scaled,
 )
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Stated, report, schedule_total
 from fedrec.rng import source_of, stream
@@ -229,8 +229,8 @@ class DpItemMean(RatingBaseline):
         norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))
         shares = plan.clip.factors(norms)
         sums = rating_sums(profiles, config.scale, shares)
-        drawn = plan.noise_scale, source_of("reproducible", config.seed), 1
-        noisy = mechanisms.add_noise(plan.mechanism, {"sums": sums}, *drawn)["sums"]
+        releases = NoisyReleases({"sums": plan}, source_of("reproducible", config.seed), None)
+        noisy = releases.release("sums", sums)
         self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
@@ -552,7 +552,7 @@ class DpsgdPnbm(LearnedSimilarities):
         )
         size = max(1, round(config.sample * len(examples)))
         drawn = random.permutation(len(examples))[:size]
-        gradient, _ = examples.gradient(similarity, drawn, bounds)
+        gradient = examples.gradient(similarity, drawn, bounds)
         if config.epsilon is not None:
             epsilon = config.epsilon / (config.iterations * config.sample)
             noise_scale = sensitivity(step, config.spread, config.floor) / epsilon
@@ -637,7 +637,7 @@ class DppsPnbm(LearnedSimilarities):
 
         def estimated(similarity: np.ndarray, random: np.random.Generator) -> np.ndarray:
             drawn = random.integers(0, len(examples), config.batch)
-            gradient, _ = examples.gradient(similarity, drawn, bounds)
+            gradient = examples.gradient(similarity, drawn, bounds)
             gradient *= len(examples) / config.batch
             gradient += penalty * similarity
             gradient *= config.factor

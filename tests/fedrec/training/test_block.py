@@ -13,7 +13,6 @@ from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.models.mf import Mf, MfConfig
 from fedrec.nn.layers import (
-    _pooled_rows,
     gather_rows,
     mean_rows,
     perceptron,
@@ -80,7 +79,7 @@ def test_rows_are_averaged_over_the_codes_that_are_there():
     table = torch.tensor([[[1.0, 10], [2, 20], [3, 30]]])
     codes = torch.tensor([[[0, 2], [1, -1], [-1, -1]]])
     expected = [[[2, 20], [2, 20], [0, 0]]]
-    assert _pooled_rows(table, codes).tolist() == expected
+    assert mean_rows(table, codes).tolist() == expected
     assert mean_rows(table, row_shares(codes, 3)).tolist() == expected
 
 
