@@ -130,9 +130,8 @@ def _projection(length: int, numbers: int) -> np.ndarray:
 def _stretched(table: np.ndarray) -> np.ndarray:
     """Rescale each column to [0, 1]; constant columns become 1/2."""
     low = table.min(0)
-    high = table.max(0)
-    width = np.where(high > low, high - low, math.inf)
-    return np.where(high > low, (table - low) / width, 0.5)
+    width = table.max(0) - low
+    return np.divide(table - low, width, out=np.full_like(table, 0.5), where=width > 0)
 
 
 # A user's prior from the words of its metadata (Fang et al. 2022, equation 11).
@@ -161,21 +160,15 @@ class _UserPriors:
     Args:
         vectors: word vectors by kind of metadata, `float64 [words, K]` in [0, 1].
         features: index of the client feature of each kind.
-        config: the `priors` table.
         settings: the users' noise; None: none.
     """
 
     def __init__(
-        self,
-        vectors: list[np.ndarray],
-        features: list[int],
-        config: PriorsConfig,
-        settings: PersonalNoise | None,
+        self, vectors: list[np.ndarray], features: list[int], settings: PersonalNoise | None
     ) -> None:
         self.vectors = vectors
         self.features = features
-        self.config = config
-        self.settings = settings if config.noise else None
+        self.settings = settings
         self.means = [kind_vectors.mean(0) for kind_vectors in vectors]
         self.highest = np.sum(self.means, axis=0)  # of mu_kj, as every m_kwj is at most 1
 
@@ -246,6 +239,5 @@ def user_priors(
     if config is None:
         return None
     features, words = model.schema.described(config.features)
-    return _UserPriors(
-        _word_vectors(config, words, model.config.latent), features, config, settings
-    )
+    vectors = _word_vectors(config, words, model.config.latent)
+    return _UserPriors(vectors, features, settings if config.noise else None)

@@ -262,7 +262,7 @@ def test_noise_has_the_scale_of_the_budget_and_is_drawn_once_per_user():
     table = [np.full((2, 3000), 0.5), np.full((3, 3000), 0.5)]
     config = PriorsConfig()
     settings = PersonalNoise(budgets="equal", epsilon=2.5e6, participations=3, priors=config)
-    priors = _UserPriors(table, [0, 1], config, settings)
+    priors = _UserPriors(table, [0, 1], settings)
     mean, _ = priors.of(client(0, 1, number=7))
     # mean and variance are one release, half of the cost each
     multiplier = settings.prior_multiplier(7) * math.sqrt(2)
