@@ -34,24 +34,6 @@ class Profiles:
     items: np.ndarray
     values: np.ndarray
 
-    @classmethod
-    def of(
-        cls,
-        num_users: int,
-        num_items: int,
-        users: np.ndarray,
-        items: np.ndarray,
-        values: np.ndarray,
-    ) -> Profiles:
-        """Group ratings, `[rows]` each; repeated ratings of an item by a user are averaged."""
-        pairs, pair_of_row, counts = np.unique(
-            users * num_items + items, return_inverse=True, return_counts=True
-        )
-        means = np.bincount(pair_of_row, values, len(pairs)) / np.maximum(counts, 1)
-        raters, rated = np.divmod(pairs, num_items)
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(raters, minlength=num_users))])
-        return cls(num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
-
     @property
     def num_users(self) -> int:
         """Number of users, including those without ratings."""

@@ -22,7 +22,7 @@ from fedrec.config import Config, Width
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
-from fedrec.nn.functions import recurrent_states
+from fedrec.nn.layers import affine, recurrent_states
 from fedrec.training.block import Batches, Block, Rectangle, UserCodes
 from fedrec.training.descent import Recommending
 
@@ -282,28 +282,20 @@ def _encode_sessions(
     Returns:
         `[C, n, h]`; zeros for a session without items.
     """
-    _, sessions, steps, _ = embeddings.shape
-    inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2))
+    given = affine(parameters, f"{PREFIX}gru.input", embeddings.transpose(1, 2))
     weight = parameters[f"{PREFIX}gru.state.weight"]
     bias = parameters[f"{PREFIX}gru.state.bias"]
-    given = inputs.unflatten(1, (steps, sessions))
     return recurrent_states(given, weight, bias, present.transpose(1, 2))[:, -1]
 
 
 def _encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
     """Encode items by f_Psi: embeddings `[C, ..., d]` give `[C, ..., h]`."""
-    hidden = torch.relu(_linear(parameters, "item0", embeddings.flatten(1, -2)))
+    hidden = torch.relu(affine(parameters, f"{PREFIX}item0", embeddings)).flatten(1, -2)
     # A bias here would add the same number to the scores of all candidates, which does not change
     # their softmax.
     return torch.bmm(hidden, parameters[f"{PREFIX}item1.weight"]).unflatten(
         1, embeddings.shape[1:-1]
     )
-
-
-def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    weight = parameters[f"{PREFIX}{name}.weight"]
-    bias = parameters[f"{PREFIX}{name}.bias"]
-    return torch.baddbmm(bias.unsqueeze(1), inputs, weight)
 
 
 # Encoders without parameters: directions of the item embeddings themselves.

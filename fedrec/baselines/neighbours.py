@@ -91,10 +91,14 @@ class _Neighbours(RatingBaseline):
 
 
 def profiles_of(ratings: Ratings) -> Profiles:
-    """Ratings grouped by user."""
-    return Profiles.of(
-        ratings.num_users, ratings.num_items, ratings.users, ratings.items, ratings.values
+    """Group ratings by user; repeated ratings of an item by a user are averaged."""
+    pairs, pair_of_row, counts = np.unique(
+        ratings.users * ratings.num_items + ratings.items, return_inverse=True, return_counts=True
     )
+    means = np.bincount(pair_of_row, ratings.values, len(pairs)) / np.maximum(counts, 1)
+    raters, rated = np.divmod(pairs, ratings.num_items)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(raters, minlength=ratings.num_users))])
+    return Profiles(ratings.num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
 
 
 def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) -> np.ndarray:

@@ -19,8 +19,15 @@ from fedrec.data.client_data import draw_negatives
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters
-from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states
-from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
+from fedrec.nn.layers import (
+    ItemVectors,
+    affine,
+    attended,
+    catalogue_cross_entropy,
+    gather_rows,
+    normalised,
+    recurrent_states,
+)
 
 # Common parts of models of sequences: item embeddings, hidden states of the positions of a
 # sequence, and the loss of the item that comes next.

@@ -137,8 +137,7 @@ def _recovery(
         scores = asked[start : start + _ROWS_AT_ONCE] @ weights
         ranks.append((scores > scores[np.arange(len(some)), some][:, None]).sum(axis=1))
     frequency = np.bincount(originals[known], minlength=real.num_items)
-    order = np.empty(real.num_items, dtype=np.int64)
-    order[np.argsort(-frequency, kind="stable")] = np.arange(real.num_items)
+    order = np.argsort(np.argsort(-frequency, kind="stable"))
     return _shares(np.concatenate(ranks)), _shares(order[truth])
 
 

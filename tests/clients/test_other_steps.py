@@ -13,6 +13,8 @@ from clients.node import Node
 from clients.round import train_clients, train_each
 from clients.steps.maml import Maml, MamlConfig
 from clients.steps.statistics import Counts
+from fedrec.baselines.base import Ratings
+from fedrec.baselines.neighbours import profiles_of
 from fedrec.data.client_data import ClientData
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
@@ -21,7 +23,7 @@ from fedrec.experiment.loading import load
 from fedrec.models.base import Model
 from fedrec.models.linear import Pnbm, PnbmConfig
 from fedrec.models.personal import generate
-from fedrec.neighbourhood import Bounds, Examples, Profiles, Rest, own_gradient
+from fedrec.neighbourhood import Bounds, Examples, Rest, own_gradient
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
@@ -338,7 +340,8 @@ def profiles(node):
     rows = node.population.rows(node.training)
     users, items, ratings = rows.ids, rows.items, rows.labels
     data = node.population.interactions
-    return Profiles.of(data.num_users, data.num_items, users, items, ratings.astype(np.float64))
+    rated = Ratings(data.num_users, data.num_items, users, items, ratings.astype(np.float64))
+    return profiles_of(rated)
 
 
 def test_the_sum_over_clients_is_the_central_gradient(node):

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedrec.baselines.base import Ratings
+from fedrec.baselines.neighbours import profiles_of
 from fedrec.neighbourhood import (
     Bounds,
     Examples,
-    Profiles,
     cosine,
     item_means,
     langevin,
@@ -25,16 +26,9 @@ ITEMS = 12
 @pytest.fixture(scope="module")
 def profiles():
     random = np.random.default_rng(0)
-    rows = np.array(
-        [
-            (u, i)
-            for u in range(15)
-            for i in random.choice(ITEMS, random.integers(2, 9), replace=False)
-        ]
-    )
-    return Profiles.of(
-        15, ITEMS, rows[:, 0], rows[:, 1], random.integers(1, 6, len(rows)).astype(float)
-    )
+    lists = [random.choice(ITEMS, random.integers(2, 9), replace=False) for _ in range(15)]
+    users, items = np.repeat(np.arange(15), [len(own) for own in lists]), np.concatenate(lists)
+    return profiles_of(Ratings(15, ITEMS, users, items, random.integers(1, 6, len(items)) * 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +84,7 @@ def test_predictions_and_their_scale(profiles, similarity):
 
 def test_without_known_raters_the_result_is_the_item_mean(profiles, similarity):
     means = item_means(profiles)
-    nobody = Profiles.of(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0))
+    nobody = profiles_of(Ratings(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0)))
     zero = np.zeros(1, np.int64)
     for prior in (0.0, 1.0):
         assert predicted(similarity, nobody, means, zero, zero, prior=prior) == means[0]
@@ -170,10 +164,11 @@ def table():
     return found
 
 
-def profiles_of(table):
+def grouped(table):
     users, items = np.nonzero(~np.isnan(table))
     order = np.random.default_rng(1).permutation(len(users))
-    return Profiles.of(*table.shape, users[order], items[order], table[users, items][order])
+    values = table[users, items][order]
+    return profiles_of(Ratings(*table.shape, users[order], items[order], values))
 
 
 def by_pairs(table, measure):
@@ -209,7 +204,7 @@ def correlation(a, b):
     ids=["cosine", "cosine of all", "pearson", "pearson of all"],
 )
 def test_similarities_are_those_of_each_pair(table, found, expected):
-    np.testing.assert_allclose(found(profiles_of(table)), expected(table), atol=1e-9)
+    np.testing.assert_allclose(found(grouped(table)), expected(table), atol=1e-9)
 
 
 def filled(table):
@@ -225,7 +220,7 @@ def test_nearest_keeps_the_largest_magnitudes():
 
 def test_profiles_group_and_average_repeated_ratings():
     columns = [2, 0, 2, 2], [1, 3, 0, 1], [5.0, 4, 1, 2]
-    found = Profiles.of(3, 4, *map(np.array, columns))
+    found = profiles_of(Ratings(3, 4, *map(np.array, columns)))
     assert found.offsets.tolist() == [0, 1, 1, 3] and found.items.tolist() == [3, 0, 1]
     assert found.values.tolist() == [4, 1, 3.5] and found.users.tolist() == [0, 2, 2]
     means = item_means(found)
@@ -233,7 +228,7 @@ def test_profiles_group_and_average_repeated_ratings():
 
 
 def test_profiles_are_cut_to_so_many_ratings_at_random(table):
-    profiles = profiles_of(table)
+    profiles = grouped(table)
     keys = np.random.default_rng(0).random((2, len(profiles.items)))
     cut = profiles.at_most(3, keys[0])
     assert np.array_equal(cut.counts, np.minimum(profiles.counts, 3))
