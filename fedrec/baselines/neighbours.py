@@ -11,27 +11,13 @@ import torch
 from pydantic import Field
 from scipy import sparse
 
+from fedrec import neighbourhood
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.errors import ExperimentError
 from fedrec.metrics.ranks import best_items
-from fedrec.neighbourhood import (
-    Among,
-    Bounds,
-    Examples,
-    Profiles,
-    Scale,
-    Start,
-    co_raters,
-    cosine,
-    initial_similarity,
-    item_means,
-    nearest,
-    pearson,
-    predicted,
-    shrunk,
-)
+from fedrec.neighbourhood import Among, Bounds, Examples, Profiles, Scale, Start
 from fedrec.rng import stream
 
 # Shared code of neighbourhood predictors of ratings: settings, means, fallback and clipping.
@@ -76,17 +62,21 @@ class _Neighbours(RatingBaseline):
         """Compute means and similarities."""
         config = self.config
         profiles = profiles_of(ratings)
-        self._means = item_means(profiles)
+        self._means = neighbourhood.item_means(profiles)
         similarity = type(self).similarity(profiles, config.among)
         if config.shrinkage:
-            similarity = shrunk(similarity, co_raters(profiles), config.shrinkage)
+            similarity = neighbourhood.shrunk(
+                similarity, neighbourhood.co_raters(profiles), config.shrinkage
+            )
         if config.positive_only:
             similarity = np.maximum(similarity, 0.0)
-        self._similarity = nearest(similarity, config.neighbours)
+        self._similarity = neighbourhood.nearest(similarity, config.neighbours)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
-        ratings = predicted(self._similarity, profiles_of(known), self._means, users, items)
+        ratings = neighbourhood.predicted(
+            self._similarity, profiles_of(known), self._means, users, items
+        )
         return self.config.clipped(ratings)
 
 
@@ -284,7 +274,7 @@ class Pcc(_Neighbours):
 
     name = "pcc"
     paper = "PNBM, section 5.1"
-    similarity = staticmethod(pearson)
+    similarity = staticmethod(neighbourhood.pearson)
 
 
 # Item-item neighbourhoods by cosine similarity (COS in PNBM, section 5.1).
@@ -299,7 +289,7 @@ class Cos(_Neighbours):
 
     name = "cos"
     paper = "PNBM, section 5.1"
-    similarity = staticmethod(cosine)
+    similarity = staticmethod(neighbourhood.cosine)
 
 
 # Probabilistic neighbourhood model: similarities that are learned from ratings (PNBM, equations 1
@@ -372,18 +362,20 @@ class LearnedSimilarities(RatingBaseline):
         """
         random = stream(self.config.seed, f"baseline-{self.name}")
         profiles = self.selected(profiles_of(ratings), random)
-        self._means = item_means(profiles)
-        start = initial_similarity(self.config.start, profiles, random)
+        self._means = neighbourhood.item_means(profiles)
+        start = neighbourhood.initial_similarity(self.config.start, profiles, random)
         self.similarity = self.learned(start, profiles, random)
         check_divergence(self.similarity)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
         config = self.config
-        similarity = nearest(self.similarity, config.neighbours)
+        similarity = neighbourhood.nearest(self.similarity, config.neighbours)
         known_ratings = profiles_of(known)
         return config.clipped(
-            predicted(similarity, known_ratings, self._means, users, items, prior=config.prior)
+            neighbourhood.predicted(
+                similarity, known_ratings, self._means, users, items, prior=config.prior
+            )
         )
 
 

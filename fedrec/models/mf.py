@@ -12,16 +12,8 @@ from fedrec.config import Config, Width
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
-from fedrec.nn.layers import (
-    KernelModel,
-    Layer,
-    Product,
-    gather_rows,
-    glorot,
-    kaiming,
-    perceptron,
-    single_output,
-)
+from fedrec.nn import layers
+from fedrec.nn.layers import KernelModel, Layer, Product
 
 # Matrix factorization with biases (Koren, Bell and Volinsky 2009, equation 4), the items shared and
 # the users private.
@@ -99,10 +91,10 @@ class Mf(Model):
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows
         user = parameters["user.factors"].unsqueeze(-1)
-        product = torch.bmm(gather_rows(parameters["item.factors"], rows), user)
+        product = torch.bmm(layers.gather_rows(parameters["item.factors"], rows), user)
         if not self.config.biases:
             return product.squeeze(-1)
-        summed = (product + gather_rows(parameters["item.bias"], rows)).squeeze(-1)
+        summed = (product + layers.gather_rows(parameters["item.bias"], rows)).squeeze(-1)
         return summed + parameters["user.bias"] + parameters["bias"]
 
     def scores(self, parameters: Parameters, users: Users) -> Tensor:
@@ -225,7 +217,7 @@ class Ials(Model):
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows
         user = parameters["user.factors"].unsqueeze(-1)
-        return torch.bmm(gather_rows(parameters["item.factors"], rows), user).squeeze(-1)
+        return torch.bmm(layers.gather_rows(parameters["item.factors"], rows), user).squeeze(-1)
 
     def scores(self, parameters: Parameters, users: Users) -> Tensor:
         """Scores of the whole catalogue, `[C, num_items]`, without a copy of the item factors."""
@@ -289,7 +281,7 @@ class Neumf(Model):
         """Normal rows, uniform layers `[in, out]`, zero biases."""
         config = self.config
         parameters = dict[str, Tensor]()
-        start = glorot if config.layers == "glorot" else kaiming
+        start = layers.glorot if config.layers == "glorot" else layers.kaiming
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
@@ -317,17 +309,17 @@ class Neumf(Model):
         total = parameters["output.bias"]
         if config.factors:
             product = parameters["user.factors"] * weight[:, : config.factors, 0]
-            item_rows = gather_rows(parameters["item.factors"], rows)
-            total = total + single_output(item_rows, product.unsqueeze(-1))
+            item_rows = layers.gather_rows(parameters["item.factors"], rows)
+            total = total + layers.single_output(item_rows, product.unsqueeze(-1))
         if config.tower:
             parts = [
                 [parameters["user.tower"].unsqueeze(1)],
-                [gather_rows(parameters["item.tower"], rows)],
+                [layers.gather_rows(parameters["item.tower"], rows)],
             ]
             weights = [parameters[f"tower{layer}.weight"] for layer in self._layers]
             biases = [parameters[f"tower{layer}.bias"] for layer in self._layers]
-            hidden = perceptron(parts, weights, biases, "relu").view(*rows.shape, -1).relu()
-            total = total + single_output(hidden, weight[:, config.factors :])
+            hidden = layers.perceptron(parts, weights, biases, "relu").view(*rows.shape, -1).relu()
+            total = total + layers.single_output(hidden, weight[:, config.factors :])
         return total
 
     def kernel(self) -> KernelModel | None:

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from scipy.sparse import csr_array
 
+from fedrec import neighbourhood
 from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbours import (
     LearnedSimilarities,
@@ -21,19 +22,7 @@ from fedrec.baselines.neighbours import (
 from fedrec.baselines.private.ranking import NoisyReleases
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
-from fedrec.neighbourhood import (
-    FROM_DATA,
-    Bounds,
-    Examples,
-    Gradient,
-    Profiles,
-    Start,
-    item_means,
-    langevin,
-    means_of,
-    rating_sums,
-    scaled,
-)
+from fedrec.neighbourhood import FROM_DATA, Bounds, Examples, Gradient, Profiles, Start
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Stated, report, schedule_total
@@ -225,13 +214,13 @@ class DpItemMean(RatingBaseline):
                 fix="choose a dataset with ratings, or a split with training rows",
             )
         plan = self._plan = self.plan(present)
-        squares = np.square(scaled(profiles.values, config.scale)) + 1
+        squares = np.square(neighbourhood.scaled(profiles.values, config.scale)) + 1
         norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))
         shares = plan.clip.factors(norms)
-        sums = rating_sums(profiles, config.scale, shares)
+        sums = neighbourhood.rating_sums(profiles, config.scale, shares)
         releases = NoisyReleases({"sums": plan}, source_of("reproducible", config.seed), None)
         noisy = releases.release("sums", sums)
-        self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)
+        self._means = neighbourhood.means_of(noisy.astype(np.float64), config.damping, config.scale)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
@@ -311,7 +300,7 @@ class _PosteriorConfig(ScaleConfig):
         """Last point of a Langevin chain with these settings, `float64 [...]` in the shape of the
         start."""
         rates = {"rate": self.learning_rate, "decay": self.decay, "temperature": self.temperature}
-        return langevin(start, gradient, random, steps=self.steps, **rates)
+        return neighbourhood.langevin(start, gradient, random, steps=self.steps, **rates)
 
     def stated(self, *more: str) -> Stated | None:
         """Stated and exact privacy of a sample under these settings, with additional caveats."""
@@ -365,7 +354,7 @@ class DppsMf(RatingBaseline):
         random = stream(config.seed, "baseline-dpps-mf")
         profiles = profiles_of(ratings)
         profiles = profiles.at_most(_MOST_RATINGS, random.random(len(profiles.items)))
-        self._means = item_means(profiles)
+        self._means = neighbourhood.item_means(profiles)
         rows = ratings.num_users + ratings.num_items
         start = random.normal(0, _INIT_STD, (rows, config.factors))
         factors = config.sampled(start, self.gradient(profiles), random)
@@ -376,7 +365,7 @@ class DppsMf(RatingBaseline):
         """Estimates of the gradient of the scaled energy with respect to users' and items' factors,
         stacked."""
         config = self.config
-        means = item_means(profiles)
+        means = neighbourhood.item_means(profiles)
         raters = profiles.users
         count = profiles.num_users
         shape = (profiles.num_users, profiles.num_items)
@@ -630,7 +619,7 @@ class DppsPnbm(LearnedSimilarities):
     def gradient(self, profiles: Profiles) -> Gradient:
         """Estimates of the gradient of the scaled energy, from batches."""
         config = self.config
-        examples = Examples(profiles, item_means(profiles))
+        examples = Examples(profiles, neighbourhood.item_means(profiles))
         low, high = config.scale
         bounds = Bounds(prior=config.prior, low=low, high=high)
         penalty = config.regularisation / _inclusion(profiles, config.batch)
