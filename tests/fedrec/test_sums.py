@@ -2,6 +2,7 @@
 """Sums of products and transitions, and what is solved from them."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.closed_form import TransitionsBaseline
-from fedrec.baselines.private.ranking import DpGram, DpGramConfig
 from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.data.interactions import RecencyConfig
 from fedrec.errors import ExperimentError
@@ -33,7 +33,7 @@ from fedrec.sums.products import (
     transition_weights,
     transitions,
 )
-from tests.fedrec.baselines.histories import spent
+from tests.fedrec.baselines.histories import drawn_histories, fitted, spent
 
 # Weights from Gram matrices: only directions that the matrix has are kept.
 
@@ -284,31 +284,23 @@ def test_with_noise_it_is_nearer_to_the_truth_than_cutting_at_the_edge(truth, st
 
 
 def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_items):
-    random = np.random.default_rng(1)
-    liked = [np.sort(random.choice(SUBSPACE_ITEMS, 12, replace=False)) for _ in range(80)]
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in liked])])
-    users = np.arange(80)
-
-    def histories(items):
-        return Histories(SUBSPACE_ITEMS, offsets, np.concatenate(liked), users, None, items)
-
+    liked = drawn_histories(80, SUBSPACE_ITEMS, 12)
     settings = {"items": 60, "model": "ease", "public_features": True, "ridge": 0.3, "seed": 0}
     with pytest.raises(ExperimentError, match="no public features"):
-        DpGram(DpGramConfig(**settings)).fit(histories(None))
+        fitted("dp-gram", liked, **settings)
+    liked = replace(liked, item_features=features_of_items)
 
-    def fitted(**more):
-        baselines = [
-            DpGram(DpGramConfig(**{**settings, **more, "public_features": public}))
+    def both(**more):
+        systems = [
+            fitted("dp-gram", liked, **{**settings, **more, "public_features": public})
             for public in (True, False)
         ]
-        for baseline in baselines:
-            baseline.fit(histories(features_of_items))
-        return baselines, [one.scores(histories(features_of_items)) for one in baselines]
+        return systems, [system.scores(liked) for system in systems]
 
-    (with_features, plain), scores = fitted()
+    (with_features, plain), scores = both()
     assert all(table.isfinite().all() for table in scores)
     assert spent(with_features, 80).epsilon == spent(plain, 80).epsilon <= 5.0
-    _, exact = fitted(noise=False, regularisation=50.0, clip_norm=1e9)
+    _, exact = both(noise=False, regularisation=50.0, clip_norm=1e9)
     torch.testing.assert_close(*exact)
 
 

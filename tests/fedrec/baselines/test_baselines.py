@@ -132,19 +132,21 @@ def threads_of_steps(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("vae", {"epochs": 1}), ("central", {"epochs": 1}), ("dp-svd", {"steps": 2, "noise": False})],
+    ("name", "options", "many", "threads"),
+    [
+        ("vae", {"epochs": 1}, 1e9, 1),
+        ("vae", {"epochs": 1}, 10_000, 2),
+        ("central", {"epochs": 1}, 1e9, 1),
+        ("dp-svd", {"steps": 2, "noise": False}, 1e9, 1),
+    ],
 )
-def test_small_gradient_steps_take_one_thread(threads_of_steps, liked, others, name, options):
-    """Several would wait for each other after each operation; all are there again afterwards."""
+def test_only_long_gradient_steps_take_all_threads(
+    threads_of_steps, monkeypatch, liked, others, name, options, many, threads
+):
+    """In short ones they would wait for each other; all are there again afterwards."""
+    monkeypatch.setattr("fedrec.baselines.training._MANY", many)
     fitted(name, liked, **options).scores(others)
-    assert set(threads_of_steps) == {1} and torch.get_num_threads() == 2
-
-
-def test_long_gradient_steps_take_all_threads(threads_of_steps, monkeypatch, liked):
-    monkeypatch.setattr("fedrec.baselines.training._MANY", 10_000)
-    fitted("vae", liked, epochs=1)
-    assert set(threads_of_steps) == {2}
+    assert set(threads_of_steps) == {threads} and torch.get_num_threads() == 2
 
 
 # Systems that are trained find the half of the items that each of two groups of users likes.

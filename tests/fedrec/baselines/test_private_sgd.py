@@ -9,10 +9,7 @@ import torch
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.sgd import DpAe, _chosen_clip, _OuterGradients
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.vae import Ae
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
@@ -127,14 +124,6 @@ def users():
     return Histories(ITEMS, offsets, np.concatenate(lists).astype(np.int64))
 
 
-def prepared(**options) -> DpAe:
-    """A model with parameters, not trained."""
-    model = made("dpae", **DPAE_SMALL, **options)
-    model._model = Ae(model.config, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "ranking"))
-    model._parameters = model._model.initial(torch.Generator().manual_seed(3))
-    return model
-
-
 def one_by_one(model: DpAe, rows: torch.Tensor, bound: float) -> dict[str, torch.Tensor]:
     """Each user's gradient by autograd, clipped over all parameters together, and added up."""
     total = {name: torch.zeros_like(value) for name, value in model._parameters.items()}
@@ -154,7 +143,8 @@ def one_by_one(model: DpAe, rows: torch.Tensor, bound: float) -> dict[str, torch
 
 @pytest.mark.parametrize("bound", [0.3, 2.0, 1e6])
 def test_clipped_sums_are_those_of_users_one_by_one(users, bound):
-    model = prepared(dropout=0.0)
+    model = made("dpae", **DPAE_SMALL, dropout=0.0)
+    model._parameters = model.start(users, torch.Generator().manual_seed(3))
     rows = users.matrix()
     found = model.gradients(model._parameters, rows, torch.Generator()).clipped_sum(bound)
     for name, value in one_by_one(model, rows, bound).items():
