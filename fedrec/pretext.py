@@ -333,8 +333,6 @@ def mean_directions(embeddings: Tensor, present: Tensor) -> Tensor:
 # - A temperature divides the inner products, as is usual for cosines (Chen et al. 2020, SimCLR); 1
 #   is the paper's.
 
-_EncoderName = Literal["gru", "mean"]
-
 
 def _info_nce(query: Tensor, candidates: Tensor, temperature: float) -> Tensor:
     """Negative log-probability of the first candidate, by inner products with the query.
@@ -378,7 +376,7 @@ class SessionConfig(Config):
     """Weight of the item-masked loss (lambda_IM, eq. 10)."""
     lambda_sm: float = Field(default=1.0, ge=0)
     """Weight of the segment-masked loss (lambda_SM, eq. 10)."""
-    encoder: _EncoderName = "gru"
+    encoder: Literal["gru", "mean"] = "gru"
     """`gru`: a recurrent network on sessions and a feed-forward one on items (paper); `mean`: a
     session is the direction of the mean of its items' unit embeddings, an item its own direction,
     and only the item embedding is trained."""

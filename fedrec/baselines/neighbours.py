@@ -371,12 +371,8 @@ class LearnedSimilarities(RatingBaseline):
         """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
         config = self.config
         similarity = neighbourhood.nearest(self.similarity, config.neighbours)
-        known_ratings = profiles_of(known)
-        return config.clipped(
-            neighbourhood.predicted(
-                similarity, known_ratings, self._means, users, items, prior=config.prior
-            )
-        )
+        given = profiles_of(known), self._means, users, items
+        return config.clipped(neighbourhood.predicted(similarity, *given, prior=config.prior))
 
 
 class CentralPnbmConfig(SimilarityConfig):

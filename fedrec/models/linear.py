@@ -202,14 +202,8 @@ class ItemWeights(ProductsModel):
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue, `[C, B, items]`; the biases for users without a known item
         with weights."""
-        return torch.stack(
-            [
-                self._scores(bias[:, 0], weights, rows)
-                for bias, weights, rows in zip(
-                    parameters[BIAS], parameters[WEIGHTS], histories, strict=True
-                )
-            ]
-        )
+        slices = zip(parameters[BIAS], parameters[WEIGHTS], histories, strict=True)
+        return torch.stack([self._scores(bias[:, 0], *tables) for bias, *tables in slices])
 
     def _scores(self, bias: Tensor, weights: Tensor, histories: Tensor) -> Tensor:
         """Scores `[B, items]` of one slice's users."""

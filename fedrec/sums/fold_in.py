@@ -207,11 +207,8 @@ class PublicPriorConfig(Config):
 
 def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
     """Features of a dataset that the prior uses."""
-    return FeatureNames(
-        items=known.items,
-        item_texts=known.item_texts,
-        item_vectors=known.item_vectors if config.vector_variance else (),
-    )
+    vectors = known.item_vectors if config.vector_variance else ()
+    return known._replace(users=(), item_vectors=vectors)
 
 
 def feature_embeddings(features: FeatureTable, config: PublicPriorConfig) -> np.ndarray:

@@ -131,19 +131,18 @@ class PrivateBaseline(Baseline):
         sampler, settings = self.sampler(users)
         mix = tuple((kind.factor, kind.releases) for kind in kinds)
         total = sum(kind.releases for kind in kinds)
-        return {
-            kind.name: Plan.of(
-                self.config.privacy(kind.clip_norm),
-                sampler,
-                settings,
-                users,
-                total,
+        sampling = sampler, settings, users, total
+        plans = {}
+        for kind in kinds:
+            privacy = self.config.privacy(kind.clip_norm)
+            plans[kind.name] = Plan.of(
+                privacy,
+                *sampling,
                 factor=kind.factor,
                 mix=mix,
                 contributions=kind.contributions,
             )
-            for kind in kinds
-        }
+        return plans
 
     def releases(self, users: int) -> NoisyReleases:
         """Create the releases of one fit."""

@@ -510,10 +510,22 @@ class DpsgdPnbm(LearnedSimilarities):
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
         """Run algorithm 1."""
+        config = self.config
         examples = Examples(profiles, self._means)
-        similarity = self.config.rescale * start
-        for step in range(1, self.config.iterations + 1):
-            self._descend(similarity, step, examples, random)
+        similarity = config.rescale * start
+        size = max(1, round(config.sample * len(examples)))
+        for step in range(1, config.iterations + 1):
+            error = _error_bound(step, config.spread)
+            bounds = Bounds(error, config.spread, config.floor, config.prior)
+            drawn = random.permutation(len(examples))[:size]
+            gradient = examples.gradient(similarity, drawn, bounds)
+            if config.epsilon is not None:
+                epsilon = config.epsilon / (config.iterations * config.sample)
+                noise_scale = sensitivity(step, config.spread, config.floor) / epsilon
+                gradient += random.laplace(0.0, noise_scale, gradient.shape)
+                np.fill_diagonal(gradient, 0.0)
+            gradient *= config.rescale
+            descend(similarity, gradient, config.learning_rate, config.regularisation)
         return similarity
 
     def stated(self) -> Stated | None:
@@ -527,28 +539,6 @@ class DpsgdPnbm(LearnedSimilarities):
             )
         total = schedule_total(config.epsilon, config.iterations, config.sample)
         return Stated(config.epsilon, total, "one rating", _DPSGD_PNBM_CAVEATS)
-
-    def _descend(
-        self, similarity: np.ndarray, step: int, examples: Examples, random: np.random.Generator
-    ) -> None:
-        """Run lines 3 to 7 of the algorithm, in place."""
-        config = self.config
-        bounds = Bounds(
-            prior=config.prior,
-            error=_error_bound(step, config.spread),
-            factor=config.spread,
-            floor=config.floor,
-        )
-        size = max(1, round(config.sample * len(examples)))
-        drawn = random.permutation(len(examples))[:size]
-        gradient = examples.gradient(similarity, drawn, bounds)
-        if config.epsilon is not None:
-            epsilon = config.epsilon / (config.iterations * config.sample)
-            noise_scale = sensitivity(step, config.spread, config.floor) / epsilon
-            gradient += random.laplace(0.0, noise_scale, gradient.shape)
-            np.fill_diagonal(gradient, 0.0)
-        gradient *= config.rescale
-        descend(similarity, gradient, config.learning_rate, config.regularisation)
 
 
 def _error_bound(step: int, spread: float) -> float:

@@ -130,11 +130,8 @@ class _DpSgdBaseline(PrivateBaseline):
     def parts(self) -> tuple[ReleaseKind, ...]:
         """Releases: one sum of gradients per step."""
         unfounded = _WHY if self.config.clip == "optimal" else ""
-        return (
-            ReleaseKind(
-                _KIND, self.config.clip_norm, releases=self.config.steps, unfounded=unfounded
-            ),
-        )
+        config = self.config
+        return (ReleaseKind(_KIND, config.clip_norm, releases=config.steps, unfounded=unfounded),)
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:
         """Sampler of a release's users and its settings, for a number of users; all by default."""
