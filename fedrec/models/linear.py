@@ -62,11 +62,7 @@ class ProductsModel(HistoryModel):
     def __init__(self, config: _ProductsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         self.size = min(config.items, schema.num_items)
-
-    @property
-    def form(self) -> HistoryForm:
-        """Form of the histories: liked items, and others that were rated if they count."""
-        return HistoryForm(low_rated=getattr(self.config, "low_rated", 0.0))
+        self.form = HistoryForm(low_rated=getattr(config, "low_rated", 0.0))
 
 
 # A log-linear model of users' likes; each device fits a user's taste to its own rows.
@@ -243,10 +239,9 @@ class TransitionsModel(ItemWeights):
     paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
     config: TransitionsModelConfig
 
-    @property
-    def form(self) -> HistoryForm:
-        """Form of the histories: last positive items, weighted by distance from the end."""
-        return HistoryForm(recency=self.config)
+    def __init__(self, config: TransitionsModelConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        self.form = HistoryForm(recency=config)
 
 
 # A linear model whose items need no interactions: factors of old ones from users, of new ones from
@@ -369,6 +364,7 @@ class Pnbm(HistoryModel):
     name = "pnbm"
     Config = PnbmConfig
     tasks = ("rating",)
+    form = HistoryForm(rated=True)
     paper = "PNBM, equations 1-3"
     item_tables = ("item.mean", "item.count")
     config: PnbmConfig
@@ -383,10 +379,6 @@ class Pnbm(HistoryModel):
                 fix="leave out model.items to use all items",
             )
         self.size = schema.num_items if config.items is None else config.items
-
-    @property
-    def form(self) -> HistoryForm:
-        return HistoryForm(rated=True)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise means in the middle of the scale, zero counts, and similarities equal or close

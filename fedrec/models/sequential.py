@@ -93,6 +93,7 @@ class SequenceModel(HistoryModel):
 
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
+        self.form = HistoryForm(longest=config.longest)
         self._vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
 
     @classmethod
@@ -116,10 +117,6 @@ class SequenceModel(HistoryModel):
         Returns:
             `[C, B, W, d]`, the state after each position.
         """
-
-    @property
-    def form(self) -> HistoryForm:
-        return HistoryForm(longest=self.config.longest)
 
     def _initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise normal embeddings and the projection matrices of item vectors."""
