@@ -505,7 +505,7 @@ def _train_histories(
         config: settings of the training.
         generator: random generator of initial parameters, order of users and draws of the model.
         device: device of the parameters.
-        fused: see `fedrec.baselines.training.train`.
+        fused: see `train`.
 
     Returns:
         Parameters `[1, ...]`.

@@ -232,8 +232,7 @@ class TargetedConfig(Config):
 # Each line is checked by enumeration of small catalogues in
 # `tests/fedrec/perturb/test_targeted.py`. "Merged profile" means the set that is published, without
 # the order of its rows; neighbours have equally many interactions, all of different items.
-# Randomised response over the whole catalogue (`fedrec.perturb.targeted`) gives eps per slot and k
-# eps per profile.
+# Randomised response over the whole catalogue gives eps per slot and k eps per profile.
 
 
 def _guarantee(

@@ -316,8 +316,8 @@ class _PosteriorConfig(ScaleConfig):
 #     (U, V) ~ exp(-epsilon / 4B (1/2 sum (r_ui - m_i - u_u . v_i)^2 + lambda/2 (|U|^2 + |V|^2)))
 #
 # by stochastic gradient Langevin dynamics. V is released, and each user computes its own u from V
-# and its own ratings on its device. The validity of the stated epsilon is discussed in
-# `fedrec/baselines/private/ratings.py` and returned by `stated`.
+# and its own ratings on its device. The validity of the stated epsilon is discussed above and
+# returned by `stated`.
 #
 # Where this differs from the paper: deviations from items' means are factored; predictions are
 # clipped inside the density, as B requires; a user's own factors are the ridge regression of its
@@ -558,8 +558,7 @@ def sensitivity(step: int, spread: float, floor: float) -> float:
 #     S <- S - epsilon / 4B eta_t / 2 (|R| mean gradient of L ratings + lambda S / H) + z
 #     z ~ N(0, rho eta_t)
 #
-# The validity of the stated epsilon is discussed in `fedrec/baselines/private/ratings.py` and
-# returned by `stated`.
+# The validity of the stated epsilon is discussed above and returned by `stated`.
 #
 # Where this differs from the paper:
 #
