@@ -228,7 +228,8 @@ def vae(latent=4, words=WORDS):
 
 
 def quiet(**settings):
-    found = user_priors(PriorsConfig(noise=False, **settings), None, vae())
+    noise = PersonalNoise(epsilon=1.0, participations=1, priors=PriorsConfig())
+    found = user_priors(PriorsConfig(noise=False, **settings), noise, vae())
     assert found is not None
     return found
 
@@ -237,6 +238,7 @@ def test_equation_11_by_loops():
     priors = quiet()
     both, _ = priors.exact(client([0, 1], 2))  # several words: their mean, none: that of all
     np.testing.assert_allclose(both, priors.exact(client(-1, 2))[0])
+    np.testing.assert_allclose(priors.of(client(-1, 2))[0], both, rtol=1e-6)  # without noise
     for gender, work in itertools.product(range(2), range(3)):
         mean, variance = priors.exact(client(gender, work))
         for j in range(4):
