@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from fedrec.baselines.base import Baseline, TooLarge
-from fedrec.baselines.private.base import PrivateBaseline
+from fedrec.baselines.private.ranking import PrivateBaseline
 from fedrec.data.population import POPULATIONS, check_independent_clients, sample_clients
 from fedrec.device import resolve_device
 from fedrec.evaluation.central import CentralEvaluation, make_baseline, stated_privacy

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
-from fedrec.models.metamf import generate
+from fedrec.models.personal import generate
 from fedrec.nn.layers import SGD, Adam
 from fedrec.protocol.messages import TrainEach
 from fedrec.protocol.serialization import to_record

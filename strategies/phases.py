@@ -19,7 +19,7 @@ from fedrec.components.sections import Section, component_settings
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, phase_at, step_table
-from fedrec.neighbourhood.learned import Scale, means_of
+from fedrec.neighbourhood import Scale, means_of
 from fedrec.sums.fold_in import expected_counts
 from fedrec.sums.products import BIAS
 from strategies.base import Aggregate, Cohorts, CohortStrategy, server_rate

@@ -6,7 +6,7 @@ With c the weight of a liked item and 1 that of any other, the device's factors 
 
     x = (Y^T Y + (c - 1) sum over liked of y_i y_i^T + lambda I)^-1 c sum over liked of y_i
 
-as in `fedrec.baselines.linear`. They are private: they stay on the device. What is sent
+as in `fedrec.baselines.closed_form`. They are private: they stay on the device. What is sent
 is x x^T for the whole catalogue (`user.gram`) and, for each liked item i, either
 
 * `item.right`: c x - (c - 1) (x . y_i) x. From these the server computes half the negative gradient

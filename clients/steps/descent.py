@@ -18,14 +18,14 @@ from fedrec.config import fits
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
-from fedrec.pretext.contrast import (
+from fedrec.pretext import (
+    PREFIX,
     SessionBatches,
     SessionBlock,
     SessionConfig,
     SessionObjective,
     SessionTask,
 )
-from fedrec.pretext.views import PREFIX
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.results import BlockUpdate, Dense
 from fedrec.training.sgd import Objective, SgdSettings, descend
@@ -255,8 +255,8 @@ def one_by_one(
 # embedding and the encoders of sessions and items (`session.*`) are trained; no other parameter
 # changes, not even by weight decay.
 #
-# Where this differs from the paper: see `fedrec/pretext/views.py` and `contrast.py`. The paper does
-# not give learning rate, batch size and epochs of stage one.
+# Where this differs from the paper: see `fedrec/pretext.py`. The paper does not give learning rate,
+# batch size and epochs of stage one.
 
 
 class ContrastiveConfig(SessionStepConfig):

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from fedrec.models.base import Parameters
-from fedrec.models.pnbm import Pnbm
-from fedrec.neighbourhood.learned import Rest, own_gradient
+from fedrec.models.linear import Pnbm
+from fedrec.neighbourhood import Rest, own_gradient
 from fedrec.training.block import Block
 from fedrec.training.draws import ExampleDraw, PreferenceDraw
 from fedrec.training.results import BlockChange, BlockUpdate, ChangedRows

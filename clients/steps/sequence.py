@@ -31,7 +31,7 @@ from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Parameters
 from fedrec.models.sequential import SequenceModel, padded_width, sequence_loss
-from fedrec.pretext.contrast import SessionBatches, SessionObjective
+from fedrec.pretext import SessionBatches, SessionObjective
 from fedrec.training.block import Batches, Block
 from fedrec.training.sgd import Recommending, SgdSettings
 

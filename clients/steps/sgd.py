@@ -36,7 +36,7 @@ from fedrec.config import fits
 from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRec, PrivRecProfile
 from fedrec.nn.layers import KernelModel
-from fedrec.pretext.views import mean_directions, recommender_part
+from fedrec.pretext import mean_directions, recommender_part
 from fedrec.training.block import Block
 from fedrec.training.draws import ExampleDraw
 from fedrec.training.kernel import kernel_refusal, train_block

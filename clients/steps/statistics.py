@@ -23,7 +23,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.models.linear import PRODUCTS, WEIGHTS, products_of
-from fedrec.neighbourhood.learned import Scale, scaled
+from fedrec.neighbourhood import Scale, scaled
 from fedrec.sums.products import BIAS, ItemScaleConfig, chosen_items, item_scale, transitions
 from fedrec.training.block import Batches, Block
 from fedrec.training.results import BlockUpdate, ChangedRows, Factored
@@ -195,7 +195,7 @@ class GramStep(SufficientStatistics):
 # Summed over clients these are sums and numbers of ratings. Clipped and noised like any other
 # update they are differentially private, and `means-start` computes item means from them. Nothing
 # is trained. All contributions are non-negative, so replacing a client changes their clipped sum by
-# at most sqrt(2) S (`fedrec.neighbourhood.learned`).
+# at most sqrt(2) S (`fedrec.neighbourhood`).
 
 
 class RatingSumsConfig(StepConfig):

@@ -14,7 +14,7 @@ from scipy.special import bdtr, bdtrc, betaincinv, expit, ndtri
 from scipy.stats import binomtest
 
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.private.pnbm import DpsgdPnbm, DpsgdPnbmConfig, sensitivity
+from fedrec.baselines.private.ratings import DpsgdPnbm, DpsgdPnbmConfig, sensitivity
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.rng import stream
 

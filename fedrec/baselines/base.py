@@ -136,13 +136,11 @@ class Histories:
 
     def matrix(self) -> torch.Tensor:
         """Binary `float32 [users, items]`; for a block of users only."""
-        dense = torch.zeros(self.num_users, self.num_items)
-        dense[torch.from_numpy(self.rows()), torch.from_numpy(self.items.astype(np.int64))] = 1.0
-        return dense
+        return torch.from_numpy(self.csr().toarray())
 
     def distinct(self) -> Histories:
         """Return the same users with each item at most once per user, ascending."""
-        liked = replace(self, low_rated=None).csr()
+        liked = self.csr()
         return replace(
             self,
             offsets=liked.indptr.astype(np.int64),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neighbourhood systems: nearest users and items for rankings, Pearson and cosine similarity for
-ratings."""
+ratings, and similarities that are learned from ratings."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -10,21 +11,14 @@ import torch
 from pydantic import Field
 from scipy import sparse
 
+from fedrec import neighbourhood
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
+from fedrec.errors import ExperimentError
 from fedrec.metrics.ranks import best_items
-from fedrec.neighbourhood.learned import Scale, predicted
-from fedrec.neighbourhood.similarity import (
-    Among,
-    Profiles,
-    co_raters,
-    cosine,
-    item_means,
-    pearson,
-    shrunk,
-)
-from fedrec.neighbourhood.similarity import nearest as nearest_items
+from fedrec.neighbourhood import Among, Bounds, Examples, Profiles, Scale, Start
+from fedrec.rng import stream
 
 # Shared code of neighbourhood predictors of ratings: settings, means, fallback and clipping.
 
@@ -55,7 +49,7 @@ class NeighboursConfig(ScaleConfig):
     all."""
 
 
-class Neighbours(RatingBaseline):
+class _Neighbours(RatingBaseline):
     """Item means plus deviations weighted by similarity (PNBM, equation 2); without rated
     neighbours the item's mean."""
 
@@ -68,25 +62,33 @@ class Neighbours(RatingBaseline):
         """Compute means and similarities."""
         config = self.config
         profiles = profiles_of(ratings)
-        self._means = item_means(profiles)
+        self._means = neighbourhood.item_means(profiles)
         similarity = type(self).similarity(profiles, config.among)
         if config.shrinkage:
-            similarity = shrunk(similarity, co_raters(profiles), config.shrinkage)
+            similarity = neighbourhood.shrunk(
+                similarity, neighbourhood.co_raters(profiles), config.shrinkage
+            )
         if config.positive_only:
             similarity = np.maximum(similarity, 0.0)
-        self._similarity = nearest_items(similarity, config.neighbours)
+        self._similarity = neighbourhood.nearest(similarity, config.neighbours)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
-        ratings = predicted(self._similarity, profiles_of(known), self._means, users, items)
+        ratings = neighbourhood.predicted(
+            self._similarity, profiles_of(known), self._means, users, items
+        )
         return self.config.clipped(ratings)
 
 
 def profiles_of(ratings: Ratings) -> Profiles:
-    """Ratings grouped by user."""
-    return Profiles.of(
-        ratings.num_users, ratings.num_items, ratings.users, ratings.items, ratings.values
+    """Group ratings by user; repeated ratings of an item by a user are averaged."""
+    pairs, pair_of_row, counts = np.unique(
+        ratings.users * ratings.num_items + ratings.items, return_inverse=True, return_counts=True
     )
+    means = np.bincount(pair_of_row, ratings.values, len(pairs)) / np.maximum(counts, 1)
+    raters, rated = np.divmod(pairs, ratings.num_items)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(raters, minlength=ratings.num_users))])
+    return Profiles(ratings.num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
 
 
 def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) -> np.ndarray:
@@ -127,7 +129,9 @@ class NeighbourConfig(LowRatedConfig):
     with few ones towards zero."""
 
 
-def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float = 0) -> np.ndarray:
+def _row_similarities(
+    rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float = 0
+) -> np.ndarray:
     """Similarity of each row to each of the others, `float32 [rows, others]`; 0 for empty or
     constant rows.
 
@@ -165,7 +169,9 @@ def _root(squares: np.ndarray) -> np.ndarray:
     return np.where(squares > 0, np.sqrt(squares), np.float32(np.inf))
 
 
-def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray) -> Sparse:
+def _nearest_rows(
+    rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray
+) -> Sparse:
     """Positive similarities to the nearest others, zero elsewhere; sparse `float32 [rows, others]`.
 
     Args:
@@ -180,14 +186,16 @@ def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.n
     size = max(1, _CELLS_AT_ONCE // max(others, 1))
     blocks = [sparse.csr_array((0, others), dtype=np.float32)]
     for start in range(0, rows.shape[0], size):
-        block = similarities(rows[start : start + size], columns, config.metric, config.shrinkage)
+        block = _row_similarities(
+            rows[start : start + size], columns, config.metric, config.shrinkage
+        )
         same = itself[start : start + size]
         block[np.flatnonzero(same >= 0), same[same >= 0]] = -np.inf
         block[block <= 0] = -np.inf
-        nearest_columns = best_items(torch.from_numpy(block), number).numpy()
-        values = np.maximum(np.take_along_axis(block, nearest_columns, 1), 0.0)
+        columns_of_nearest = best_items(torch.from_numpy(block), number).numpy()
+        values = np.maximum(np.take_along_axis(block, columns_of_nearest, 1), 0.0)
         offsets = np.arange(len(block) + 1) * number
-        arrays = values.ravel(), nearest_columns.ravel(), offsets
+        arrays = values.ravel(), columns_of_nearest.ravel(), offsets
         blocks.append(sparse.csr_array(arrays, block.shape))
     return sparse.csr_array(sparse.vstack(blocks))
 
@@ -224,7 +232,7 @@ class UserKnn(Baseline):
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of neighbours' similarities, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
-        weights = nearest(rows, self._columns, self.config, self._fitted.positions(histories))
+        weights = _nearest_rows(rows, self._columns, self.config, self._fitted.positions(histories))
         return torch.from_numpy((weights @ self._liked).toarray())
 
 
@@ -245,7 +253,7 @@ class ItemKnn(Baseline):
     def fit(self, histories: Histories) -> None:
         """Find the nearest items of each item."""
         items = histories.csr(low_rated=self.config.low_rated).T.tocsr()
-        self._similar = nearest(
+        self._similar = _nearest_rows(
             items, items.T.tocsr(), self.config, np.arange(histories.num_items)
         ).T.tocsr()
 
@@ -261,12 +269,12 @@ class ItemKnn(Baseline):
 # `positive-only` it is better. The paper does not say which one it uses.
 
 
-class Pcc(Neighbours):
+class Pcc(_Neighbours):
     """Rating prediction from items with correlated ratings."""
 
     name = "pcc"
     paper = "PNBM, section 5.1"
-    similarity = staticmethod(pearson)
+    similarity = staticmethod(neighbourhood.pearson)
 
 
 # Item-item neighbourhoods by cosine similarity (COS in PNBM, section 5.1).
@@ -276,9 +284,149 @@ class Pcc(Neighbours):
 # uses.
 
 
-class Cos(Neighbours):
+class Cos(_Neighbours):
     """Rating prediction from similar items by cosine."""
 
     name = "cos"
     paper = "PNBM, section 5.1"
-    similarity = staticmethod(cosine)
+    similarity = staticmethod(neighbourhood.cosine)
+
+
+# Probabilistic neighbourhood model: similarities that are learned from ratings (PNBM, equations 1
+# to 4).
+#
+#     minimise  1/2 sum_ui (r_ui - f_ui)^2 + lambda/2 sum_ij s_ij^2,    f_ui as in equation 2
+#
+# by stochastic gradient descent on similarities S `[items, items]`, row i being those of item i. S
+# is not symmetric.
+#
+# Where this differs from the paper:
+#
+# - Equations 3 and 6 print the norm of S instead of its square, and equation 4 sums over (u, j)
+#   terms indexed (u, i).
+# - Equation 5 leaves out the sign of s_ij. It is here (`fedrec.neighbourhood`).
+# - f does not change when S is scaled, so the penalty only makes S shrink and steps grow; early
+#   stopping regularises instead. `prior` makes the scale meaningful.
+# - The initial similarities, the batches and the choice of neighbours are not in the paper; they
+#   are settings.
+
+
+class SimilarityConfig(ScaleConfig):
+    """Settings of systems that learn similarities."""
+
+    start: Start = "constant"
+    """Initial similarities; `constant` and `uniform` do not depend on the ratings, `cosine` and
+    `pearson` are computed from them."""
+    regularisation: float = Field(default=0.005, ge=0)
+    """Regularisation lambda, in every step."""
+    neighbours: int | None = Field(default=None, ge=1)
+    """Number of neighbours N_k with the largest similarity in a prediction; default: all. The paper
+    has 500."""
+    prior: float = Field(default=0.0, ge=0)
+    """Constant added to the denominators of equation 2; 0 in the paper."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the initial similarities, the order of ratings and the noise."""
+
+
+class LearnedSimilarities(RatingBaseline):
+    """Rating prediction from similarities that a subclass learns.
+
+    Attributes:
+        similarity: `float64 [items, items]`, after fitting.
+    """
+
+    config: SimilarityConfig
+    similarity: np.ndarray
+
+    def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
+        """Select the ratings to learn from; all by default."""
+        return profiles
+
+    @abstractmethod
+    def learned(
+        self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
+    ) -> np.ndarray:
+        """Learn the similarities `float64 [items, items]`.
+
+        Args:
+            start: initial ones, `float64 [items, items]`; may be changed.
+            profiles: the ratings to learn from.
+            random: source of randomness.
+        """
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Learn the similarities.
+
+        Raises:
+            ExperimentError: there are no ratings to learn from, or training diverged.
+        """
+        random = stream(self.config.seed, f"baseline-{self.name}")
+        profiles = self.selected(profiles_of(ratings), random)
+        self._means = neighbourhood.item_means(profiles)
+        start = neighbourhood.initial_similarity(self.config.start, profiles, random)
+        self.similarity = self.learned(start, profiles, random)
+        check_divergence(self.similarity)
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
+        config = self.config
+        similarity = neighbourhood.nearest(self.similarity, config.neighbours)
+        given = profiles_of(known), self._means, users, items
+        return config.clipped(neighbourhood.predicted(similarity, *given, prior=config.prior))
+
+
+class CentralPnbmConfig(SimilarityConfig):
+    """Settings of the probabilistic neighbourhood model."""
+
+    epochs: int = Field(default=20, ge=0)
+    """Epochs over the ratings."""
+    batch: int | None = Field(default=1000, ge=1)
+    """Ratings per step; default 1000, null: all."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size eta, on the sum over a batch."""
+
+
+class CentralPnbm(LearnedSimilarities):
+    """Neighbourhood model with learned similarities."""
+
+    name = "pnbm"
+    Config = CentralPnbmConfig
+    paper = "PNBM, equations 1-4"
+    config: CentralPnbmConfig
+
+    def learned(
+        self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
+    ) -> np.ndarray:
+        """Minimise the loss by gradient descent."""
+        config = self.config
+        similarity = start
+        examples = Examples(profiles, self._means)
+        size = config.batch or len(examples)
+        for _ in range(config.epochs):
+            order = random.permutation(len(examples))
+            for first in range(0, len(order), size):
+                batch = order[first : first + size]
+                gradient = examples.gradient(similarity, batch, Bounds(prior=config.prior))
+                descend(similarity, gradient, config.learning_rate, config.regularisation)
+        return similarity
+
+
+def descend(
+    similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
+) -> None:
+    """Take one step on similarities `[items, items]` (equation 4); changes both arrays in place."""
+    similarity *= 1 - rate * regularisation
+    gradient *= rate
+    similarity -= gradient
+
+
+def check_divergence(parameters: np.ndarray) -> None:
+    """Check that parameters `[...]` are finite.
+
+    Raises:
+        ExperimentError: they are not.
+    """
+    if not np.isfinite(parameters).all():
+        raise ExperimentError(
+            "training diverged: parameters are NaN or infinite", fix="lower learning-rate"
+        )

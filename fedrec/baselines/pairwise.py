@@ -89,7 +89,7 @@ class Lightgcn(UserRowsBaseline):
         table = histories.csr()
         self.fitted = histories
         users = histories.num_users
-        self._graph = Graph(table, _PRECISIONS[config.precision], self.device)
+        self._graph = _Graph(table, _PRECISIONS[config.precision], self.device)
         generator = torch_stream(config.seed, "baseline-lightgcn")
         first = (
             torch.randn(users + histories.num_items, config.factors, generator=generator)
@@ -146,7 +146,7 @@ class Lightgcn(UserRowsBaseline):
         return gradient
 
 
-class Graph:
+class _Graph:
     """Symmetric graph of likes; its nodes are the users, then the items.
 
     Args:
@@ -384,12 +384,7 @@ class Warp(UserRowsBaseline):
         # the last column of items' parts is the bias
         self._table = np.pad(items, ((0, 0), (0, 1)))
         self._squares = np.ones_like(self._table)
-        state = random.integers(1, 2**63, 1).astype(np.uint64)
-        squares = np.ones_like(factors)
-        liked = histories.csr()
-        for _ in range(self.config.epochs):
-            order = random.permutation(liked.nnz)
-            self._descend(order, liked, users, factors, squares, True, state)
+        self._descend(histories.csr(), users, factors, random, learn_items=True)
         self._features = factors[histories.num_users :]
         self.user_rows = np.asarray(users @ factors, dtype=np.float32)
         *columns, self._biases = np.asarray(self._item_parts @ self._table, dtype=np.float32).T
@@ -408,35 +403,33 @@ class Warp(UserRowsBaseline):
         for user in range(histories.num_users):
             liked = histories.block(user, user + 1)
             random = stream(own_seed(liked.items), "fold-in")
-            state = random.integers(1, 2**63, 1).astype(np.uint64)
-            table = liked.csr()
-            order = np.concatenate(
-                [random.permutation(table.nnz) for _ in range(self.config.epochs)]
-            )
             row = rows[user : user + 1]
-            self._descend(order, table, alone, row, np.ones_like(row), False, state)
+            self._descend(liked.csr(), alone, row, random, learn_items=False)
         return rows
 
     def _descend(
         self,
-        order: np.ndarray,
         liked: Sparse,
         users: Sparse,
         user_table: np.ndarray,
-        user_squares: np.ndarray,
+        random: np.random.Generator,
+        *,
         learn_items: bool,
-        state: np.ndarray,
     ) -> None:
-        """Take steps on the liked pairs in random order; the tables change in place."""
+        """Take the steps of all epochs on the liked pairs, each in random order; the tables change
+        in place."""
         owners = np.repeat(np.arange(liked.shape[0]), np.diff(liked.indptr))
         matrices = [
             array.astype(np.int64)
             for table in (liked, users, self._item_parts)
             for array in (table.indptr, table.indices)
         ]
-        tables = user_table, user_squares, self._table, self._squares
+        tables = user_table, np.ones_like(user_table), self._table, self._squares
         settings = learn_items, self.config.learning_rate, self.config.max_sampled
-        _warp_steps(order, owners, *matrices, *tables, *settings, state)
+        state = random.integers(1, 2**63, 1).astype(np.uint64)
+        for _ in range(self.config.epochs):
+            order = random.permutation(liked.nnz)
+            _warp_steps(order, owners, *matrices, *tables, *settings, state)
 
     def _parts(self, histories: Histories) -> tuple[Sparse, Sparse]:
         """Ids and feature codes that sum to the row of each user, `[users, ids + codes]`, and of

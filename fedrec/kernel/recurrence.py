@@ -3,7 +3,7 @@
 other: what is between products stays in the caches, and the gradient of a client's weight is one
 product over all places.
 
-The forms are those of `fedrec.nn.functions`.
+The forms are those of `fedrec.nn.layers`.
 """
 
 from __future__ import annotations

@@ -169,12 +169,12 @@ class HistoryModel(Model):
     """A recommender that represents a user by its history instead of features.
 
     It has no prediction for single items; training steps and evaluation pass whole histories.
+
+    Attributes:
+        form: form of the histories that the model takes; by default 1 for each liked item.
     """
 
-    @property
-    def form(self) -> HistoryForm:
-        """Form of the histories that the model takes; by default 1 for each liked item."""
-        return HistoryForm()
+    form: HistoryForm = HistoryForm()
 
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:

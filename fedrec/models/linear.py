@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear models: item-to-item weights, transitions, a taste that each device fits, and factors of
-items from their content."""
+"""Models of whole histories without a network: item-to-item weights, transitions, a taste that each
+device fits, factors of items from their content, and neighbourhoods of rated items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from fedrec.config import Config, Width
 from fedrec.data.interactions import FeatureNames, LowRatedConfig, RecencyConfig, Schema
-from fedrec.models.base import HistoryForm, HistoryModel, Parameters, grown_biases
+from fedrec.errors import ExperimentError
+from fedrec.models.base import INIT_STD, HistoryForm, HistoryModel, Parameters, grown_biases
+from fedrec.neighbourhood import Scale
 from fedrec.sums.fold_in import (
     LogLinear,
     PublicPriorConfig,
@@ -36,7 +38,7 @@ def products_of(parameters: Collection[str]) -> str:
     return PRODUCTS if PRODUCTS in parameters else WEIGHTS
 
 
-class ProductsConfig(Config):
+class _ProductsConfig(Config):
     """Settings of products of items: the number of items."""
 
     items: int = Field(default=4000, ge=1, le=20_000)
@@ -52,18 +54,14 @@ class ProductsModel(HistoryModel):
         size: m, the number of items that products are about.
     """
 
-    Config = ProductsConfig
+    Config = _ProductsConfig
     tasks = ("ranking",)
-    config: ProductsConfig
+    config: _ProductsConfig
 
-    def __init__(self, config: ProductsConfig, schema: Schema) -> None:
+    def __init__(self, config: _ProductsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         self.size = min(config.items, schema.num_items)
-
-    @property
-    def form(self) -> HistoryForm:
-        """Form of the histories: liked items, and others that were rated if they count."""
-        return HistoryForm(low_rated=getattr(self.config, "low_rated", 0.0))
+        self.form = HistoryForm(low_rated=getattr(config, "low_rated", 0.0))
 
 
 # A log-linear model of users' likes; each device fits a user's taste to its own rows.
@@ -88,7 +86,7 @@ PUBLIC = "item.public"
 LEARNED = "item.learned"
 
 
-class FoldInConfig(PublicPriorConfig, ProductsConfig):
+class FoldInConfig(PublicPriorConfig, _ProductsConfig):
     """Settings of the embeddings and of users' histories."""
 
     items: int = Field(default=600, ge=1, le=20_000)
@@ -149,7 +147,10 @@ class FoldIn(ProductsModel):
     def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
         """Return a scorer, see `HistoryModel.scorer`; the embeddings are decomposed first."""
         slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
-        fitted = [_fitted(*tensors) for tensors in slices]
+        fitted = [
+            LogLinear(torch.cat([public, learned], 1), bias[:, 0])
+            for bias, public, learned in slices
+        ]
 
         def of(histories: Tensor) -> Tensor:
             exported = torch.compiler.is_compiling()
@@ -158,11 +159,6 @@ class FoldIn(ProductsModel):
             return torch.stack([scores(model, history) for model, history in pairs])
 
         return of
-
-
-def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
-    """Build the log-linear model of one slice."""
-    return LogLinear(torch.cat([public, learned], 1), bias[:, 0])
 
 
 # A linear item-to-item model: a user's score of an item is the sum of its weights to the items that
@@ -179,7 +175,7 @@ def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
 # With step and strategy `gram` the weights are found in one round.
 
 
-class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
+class ItemWeightsConfig(_ProductsConfig, LowRatedConfig):
     """Settings of the linear item-to-item model; its `items` are those with weights."""
 
 
@@ -201,14 +197,8 @@ class ItemWeights(ProductsModel):
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue, `[C, B, items]`; the biases for users without a known item
         with weights."""
-        return torch.stack(
-            [
-                self._scores(bias[:, 0], weights, rows)
-                for bias, weights, rows in zip(
-                    parameters[BIAS], parameters[WEIGHTS], histories, strict=True
-                )
-            ]
-        )
+        slices = zip(parameters[BIAS], parameters[WEIGHTS], histories, strict=True)
+        return torch.stack([self._scores(bias[:, 0], *tables) for bias, *tables in slices])
 
     def _scores(self, bias: Tensor, weights: Tensor, histories: Tensor) -> Tensor:
         """Scores `[B, items]` of one slice's users."""
@@ -236,7 +226,7 @@ def _between(bias: Tensor) -> Tensor:
 # them by their biases. Step and strategy `transitions` find the weights in one round.
 
 
-class TransitionsModelConfig(ProductsConfig, RecencyConfig):
+class TransitionsModelConfig(_ProductsConfig, RecencyConfig):
     """Settings of transitions; their `items` are those with weights."""
 
 
@@ -248,10 +238,9 @@ class TransitionsModel(ItemWeights):
     paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
     config: TransitionsModelConfig
 
-    @property
-    def form(self) -> HistoryForm:
-        """Form of the histories: last positive items, weighted by distance from the end."""
-        return HistoryForm(recency=self.config)
+    def __init__(self, config: TransitionsModelConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        self.form = HistoryForm(recency=config)
 
 
 # A linear model whose items need no interactions: factors of old ones from users, of new ones from
@@ -273,7 +262,7 @@ RIGHT = "item.right"
 MAP = "content.map"
 
 
-class ContentMapModelConfig(ProductsConfig, LowRatedConfig):
+class ContentMapModelConfig(_ProductsConfig, LowRatedConfig):
     """Settings of the factors and of users' histories."""
 
     factors: Width = 64
@@ -327,3 +316,125 @@ class ContentMapModel(ProductsModel):
             LEFT: F.pad(parameters[LEFT], (0, 0, 0, more)),
             RIGHT: torch.cat([parameters[RIGHT], right]),
         }
+
+
+# A probabilistic neighbourhood model whose similarities clients learn together (PNBM, equations 1
+# to 3).
+#
+#     f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|)
+#
+# with j over the items that u rated, without i.
+#
+# Item means, counts of ratings, and similarities between the `items` most rated items are shared. A
+# user's ratings are used on its device only. Any other two items have the similarity `start`.
+# Initially all similarities are `start`, and the prediction is the item's mean plus the user's mean
+# deviation, shrunk towards 0.
+#
+# Where this differs from the paper: there is a `prior` in the denominator (0 in the paper, where
+# the scale of S means nothing); similarities may be of low rank, S = start + A B^T; and the model
+# is designed for noise on sums of users' updates (`clients/steps/pnbm.py`, `strategies/phases.py`).
+
+
+class PnbmConfig(Config):
+    """Settings of the federated neighbourhood model."""
+
+    scale: Scale = (1.0, 5.0)
+    """Lowest and highest rating; public."""
+    items: int | None = Field(default=None, ge=2)
+    """Number of items with similarities, the most rated ones by the counts of the first round;
+    default: all."""
+    rank: int | None = Field(default=None, ge=1)
+    """Rank k of the learned similarities, S = start + A B^T with two tables `[items, k]`; default:
+    full rank, `[items, items]`."""
+    start: float = Field(default=1.0, gt=0)
+    """Initial similarity of any two items."""
+    prior: float = Field(default=5.0, ge=0)
+    """Constant added to denominators, like this number of additional ratings without deviation at
+    similarity 1."""
+
+
+class Pnbm(HistoryModel):
+    """Probabilistic neighbourhood model: item means and similarities.
+
+    Raises:
+        ExperimentError: `items` exceeds the catalogue.
+    """
+
+    name = "pnbm"
+    Config = PnbmConfig
+    tasks = ("rating",)
+    form = HistoryForm(rated=True)
+    paper = "PNBM, equations 1-3"
+    item_tables = ("item.mean", "item.count")
+    config: PnbmConfig
+
+    def __init__(self, config: PnbmConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if config.items is not None and config.items > schema.num_items:
+            raise ExperimentError(
+                "model.items exceeds the catalogue",
+                expected=f"at most {schema.num_items}",
+                got=str(config.items),
+                fix="leave out model.items to use all items",
+            )
+        self.size = schema.num_items if config.items is None else config.items
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initialise means in the middle of the scale, zero counts, and similarities equal or close
+        to `start`."""
+        items = self.schema.num_items
+        config = self.config
+        parameters = {
+            "item.mean": torch.full((items, 1), sum(config.scale) / 2),
+            "item.count": torch.zeros(items, 1),
+        }
+        if config.rank is None:
+            return {**parameters, "similarity": torch.full((self.size, self.size), config.start)}
+        drawn = torch.randn(2, self.size, config.rank, generator=generator) * INIT_STD
+        return {
+            **parameters,
+            "similarity.left": drawn[0].clone(),
+            "similarity.right": drawn[1].clone(),
+        }
+
+    def chosen(self, counts: Tensor) -> Tensor:
+        """Items with similarities, `int64 [size]`, chosen by their counts `[items, 1]`; the r-th
+        has row r."""
+        if self.size == self.schema.num_items:
+            return torch.arange(self.size, device=counts.device)
+        return torch.argsort(counts[:, 0], descending=True, stable=True)[: self.size]
+
+    def similarities(self, parameters: Parameters) -> Tensor:
+        """Learned similarities, `[C, size, size]`."""
+        if self.config.rank is None:
+            return parameters["similarity"]
+        left = parameters["similarity.left"]
+        right = parameters["similarity.right"]
+        return self.config.start + left @ right.transpose(-1, -2)
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Predicted ratings `[C, B, items]`, see `HistoryModel.history_scores`; histories contain
+        ratings."""
+        means = parameters["item.mean"].squeeze(-1).unsqueeze(1)
+        known = (histories > 0).to(histories.dtype)
+        deviations = (histories - means) * known
+        start = self.config.start
+        above = start * (deviations.sum(-1, keepdim=True) - deviations)
+        below = start * (known.sum(-1, keepdim=True) - known)
+        similarities = self.similarities(parameters)
+        similarities = (
+            similarities
+            - torch.diag_embed(similarities.diagonal(dim1=-2, dim2=-1))
+            + start * torch.eye(self.size, device=similarities.device)
+        )
+        for client, counts in enumerate(parameters["item.count"]):
+            chosen = self.chosen(counts)
+            above[client][:, chosen] += (
+                deviations[client][:, chosen] @ (similarities[client] - start).T
+            )
+            below[client][:, chosen] += (
+                known[client][:, chosen] @ (similarities[client].abs() - start).T
+            )
+        below = self.config.prior + below
+        guess = torch.where(below > 0, above / below.clamp(min=1e-12), 0.0)
+        return (means + guess).clamp(*self.config.scale)

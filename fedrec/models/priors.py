@@ -26,7 +26,7 @@ from fedrec.runtime.files import read_json
 log = logging.getLogger("fedrec")
 
 
-def word_vectors(
+def _word_vectors(
     config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int
 ) -> list[np.ndarray]:
     """Look up the word vectors of each kind of metadata, `float64 [words, numbers]`, in [0, 1].
@@ -60,7 +60,7 @@ def word_vectors(
     return [stretched[[row_of[word] for word in kind]] for kind in looked_up]
 
 
-def read_glove(path: Path, words: Iterable[str]) -> dict[str, list[str]]:
+def _read_glove(path: Path, words: Iterable[str]) -> dict[str, list[str]]:
     """Read the numbers of words from a GloVe text file: a word and its numbers on each line,
     frequent words first.
 
@@ -96,7 +96,7 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
         )
     log.info("word vectors from %s, sha256 %s", path, digest)
     try:
-        known = read_glove(path, words) if kind == "glove" else read_json(path)
+        known = _read_glove(path, words) if kind == "glove" else read_json(path)
         numbers = {word: known[word] for word in words if word in known}
         table = np.array(list(numbers.values()), dtype=np.float64)
         if numbers and (table.ndim != 2 or not table.shape[1] or not np.isfinite(table).all()):
@@ -130,9 +130,8 @@ def _projection(length: int, numbers: int) -> np.ndarray:
 def _stretched(table: np.ndarray) -> np.ndarray:
     """Rescale each column to [0, 1]; constant columns become 1/2."""
     low = table.min(0)
-    high = table.max(0)
-    width = np.where(high > low, high - low, math.inf)
-    return np.where(high > low, (table - low) / width, 0.5)
+    width = table.max(0) - low
+    return np.divide(table - low, width, out=np.full_like(table, 0.5), where=width > 0)
 
 
 # A user's prior from the words of its metadata (Fang et al. 2022, equation 11).
@@ -155,27 +154,21 @@ def _stretched(table: np.ndarray) -> np.ndarray:
 _SMALLEST_VARIANCE = 0.05  # because noise makes some variances negative
 
 
-class UserPriors:
+class _UserPriors:
     """Users' priors from their metadata.
 
     Args:
         vectors: word vectors by kind of metadata, `float64 [words, K]` in [0, 1].
         features: index of the client feature of each kind.
-        config: the `priors` table.
         settings: the users' noise; None: none.
     """
 
     def __init__(
-        self,
-        vectors: list[np.ndarray],
-        features: list[int],
-        config: PriorsConfig,
-        settings: PersonalNoise | None,
+        self, vectors: list[np.ndarray], features: list[int], settings: PersonalNoise | None
     ) -> None:
         self.vectors = vectors
         self.features = features
-        self.config = config
-        self.settings = settings if config.noise else None
+        self.settings = settings
         self.means = [kind_vectors.mean(0) for kind_vectors in vectors]
         self.highest = np.sum(self.means, axis=0)  # of mu_kj, as every m_kwj is at most 1
 
@@ -231,7 +224,7 @@ class UserPriors:
 
 def user_priors(
     config: PriorsConfig | None, settings: PersonalNoise | None, model: Vae
-) -> UserPriors | None:
+) -> _UserPriors | None:
     """Priors for the users of a model's schema; None without a `priors` table.
 
     Args:
@@ -246,4 +239,5 @@ def user_priors(
     if config is None:
         return None
     features, words = model.schema.described(config.features)
-    return UserPriors(word_vectors(config, words, model.config.latent), features, config, settings)
+    vectors = _word_vectors(config, words, model.config.latent)
+    return _UserPriors(vectors, features, settings if config.noise else None)

@@ -38,20 +38,8 @@ from fedrec.config import Config, Width
 from fedrec.data.interactions import Feature, FeatureNames, FeatureTable, Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters, Users, grown_biases
-from fedrec.nn.layers import (
-    Activation,
-    ItemFeature,
-    ItemVectors,
-    KernelModel,
-    Layer,
-    gather_rows,
-    glorot,
-    kaiming,
-    mean_rows,
-    perceptron,
-    row_shares,
-    shares_or_codes,
-)
+from fedrec.nn import layers
+from fedrec.nn.layers import Activation, ItemFeature, ItemVectors, KernelModel, Layer
 
 
 class PrivRecConfig(Config):
@@ -105,9 +93,9 @@ class PrivRec(Model):
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
         self._item_vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
-        layers = range(len(config.hidden) + 1)
+        numbers = range(len(config.hidden) + 1)
         self._weights, self._biases = (
-            [f"layer{n}.{kind}" for n in layers] for kind in ("weight", "bias")
+            [f"layer{n}.{kind}" for n in numbers] for kind in ("weight", "bias")
         )
 
     @classmethod
@@ -131,7 +119,7 @@ class PrivRec(Model):
         }
         widths = [width * len(tables), *self.config.hidden, 1]
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-            start = kaiming if self.config.activation == "relu" else glorot
+            start = layers.kaiming if self.config.activation == "relu" else layers.glorot
             parameters[f"layer{layer}.weight"] = start(fan_in, fan_out, generator)
             parameters[f"layer{layer}.bias"] = torch.zeros(fan_out)
         if self.config.item_ids and self.config.item_start == "features":
@@ -149,7 +137,7 @@ class PrivRec(Model):
         user part once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
         user = [
-            mean_rows(table, shares_or_codes(codes.unsqueeze(1), table.shape[1]))
+            layers.mean_rows(table, layers.shares_or_codes(codes.unsqueeze(1), table.shape[1]))
             for table, codes in zip(tables, users[: len(tables)], strict=True)
         ]
         item = [
@@ -157,13 +145,15 @@ class PrivRec(Model):
             for feature in (*self._item_features, *self._item_vectors)
         ]
         if self.config.item_ids:
-            item.insert(0, gather_rows(parameters["item.id"], items if rows is None else rows))
+            item.insert(
+                0, layers.gather_rows(parameters["item.id"], items if rows is None else rows)
+            )
         weights = [parameters[name] for name in self._weights]
         biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
-        logits = perceptron(parts, weights, biases, self.config.activation)
+        logits = layers.perceptron(parts, weights, biases, self.config.activation)
         if self.config.item_bias:
-            logits = logits + gather_rows(
+            logits = logits + layers.gather_rows(
                 parameters["item.bias"], items if rows is None else rows
             ).squeeze(-1)
         return logits
@@ -214,7 +204,7 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
     of a component is positive, so signs do not depend on the solver.
     """
     tables = [
-        row_shares(torch.from_numpy(f.padded()), len(f.categories)).double()
+        layers.row_shares(torch.from_numpy(f.padded()), len(f.categories)).double()
         for f in features.features
     ]
     tables += [torch.from_numpy(vectors.standardised()).double() for vectors in features.vectors]
@@ -246,13 +236,13 @@ class _ItemFeature:
         if self._shares.device != items.device:
             self._shares = self._shares.to(items.device)
         shares = self._shares.index_select(0, items.reshape(-1)).view(*items.shape, -1)
-        return mean_rows(parameters[self.name], shares)
+        return layers.mean_rows(parameters[self.name], shares)
 
     @cached_property
     def _shares(self) -> Tensor:
         """The categories of all items, `[items, width]`, see `shares_or_codes`."""
         codes = torch.from_numpy(self._feature.padded())
-        return shares_or_codes(codes, len(self._feature.categories))
+        return layers.shares_or_codes(codes, len(self._feature.categories))
 
 
 # PrivRec's network plus an item-based score: an extension of Wang et al. 2021.
@@ -260,7 +250,7 @@ class _ItemFeature:
 #     score(u, i) = network(u, i) + 12 cos(e_i, p_u)
 #
 # where p_u, the user's profile, is the direction of the sum of the unit embeddings of the user's
-# positives (`fedrec.pretext.views`). The second term alone is an item-kNN on the cosines of the
+# positives (`fedrec.pretext`). The second term alone is an item-kNN on the cosines of the
 # items' embeddings, which a self-supervised stage one with `encoder = "mean"` learns to rank by.
 # Few epochs of fine-tuning make less of these embeddings.
 #
@@ -296,7 +286,7 @@ class PrivRecProfile(PrivRec):
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`."""
-        embedded = gather_rows(parameters[ITEMS], items if rows is None else rows)
+        embedded = layers.gather_rows(parameters[ITEMS], items if rows is None else rows)
         units = F.normalize(embedded, dim=-1)
         cosines = torch.bmm(units, parameters[PROFILE].unsqueeze(-1)).squeeze(-1)
         return super().predict(parameters, users, items, rows) + _SIMILARITY * cosines

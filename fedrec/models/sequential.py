@@ -18,8 +18,15 @@ from fedrec.config import Config, Width
 from fedrec.data.client_data import draw_negatives
 from fedrec.data.interactions import FeatureNames, Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters
-from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states
-from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
+from fedrec.nn.layers import (
+    ItemVectors,
+    affine,
+    attended,
+    catalogue_cross_entropy,
+    gather_rows,
+    normalised,
+    recurrent_states,
+)
 
 # Common parts of models of sequences: item embeddings, hidden states of the positions of a
 # sequence, and the loss of the item that comes next.
@@ -85,6 +92,7 @@ class SequenceModel(HistoryModel):
 
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
+        self.form = HistoryForm(longest=config.longest)
         self._vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
 
     @classmethod
@@ -108,10 +116,6 @@ class SequenceModel(HistoryModel):
         Returns:
             `[C, B, W, d]`, the state after each position.
         """
-
-    @property
-    def form(self) -> HistoryForm:
-        return HistoryForm(longest=self.config.longest)
 
     def _initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise normal embeddings and the projection matrices of item vectors."""

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
-from fedrec.nn.layers import glorot
+from fedrec.nn.layers import affine, glorot
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
 """Function called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer;
@@ -108,14 +108,14 @@ class Vae(HistoryModel):
             parameters[f"{name}.bias"] = torch.zeros(fan_out)
         return parameters
 
-    def encode(
+    def _hidden(
         self,
         parameters: Parameters,
         histories: Tensor,
         mask: Tensor | None = None,
         tap: Tap | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the users' codes, `[C, B, K]` each.
+    ) -> Tensor:
+        """Hidden units of the encoder, `[C, B, h]`.
 
         Args:
             parameters: each `[C, ...]`.
@@ -124,24 +124,6 @@ class Vae(HistoryModel):
             mask: see `Draw`; None: no dropout.
             tap: called for every affine layer.
         """
-        hidden = self._hidden(parameters, histories, mask, tap)
-        return _affine(parameters, "mean", hidden, tap), _affine(
-            parameters, "log-variance", hidden, tap
-        )
-
-    def code(
-        self,
-        parameters: Parameters,
-        histories: Tensor,
-        mask: Tensor | None = None,
-        tap: Tap | None = None,
-    ) -> Tensor:
-        """Mean of the users' codes, `[C, B, K]`."""
-        return _affine(parameters, "mean", self._hidden(parameters, histories, mask, tap), tap)
-
-    def _hidden(
-        self, parameters: Parameters, histories: Tensor, mask: Tensor | None, tap: Tap | None
-    ) -> Tensor:
         inputs = F.normalize(histories, dim=-1)
         if mask is not None:
             inputs = inputs * mask / (1 - self.config.dropout)
@@ -155,7 +137,8 @@ class Vae(HistoryModel):
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue, `[C, B, items]`: the logits at the mean of the code."""
-        return self.decode(parameters, self.code(parameters, histories))
+        codes = _affine(parameters, "mean", self._hidden(parameters, histories))
+        return self.decode(parameters, codes)
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Draw:
         """Random numbers of a pass for `[C, B]` users, from a generator on the CPU."""
@@ -181,7 +164,7 @@ class Vae(HistoryModel):
 
         Args:
             parameters: each `[C, ...]`.
-            histories: see `encode`.
+            histories: see `_hidden`.
             draw: the random numbers.
             beta: weight of the divergence from the prior, in [0, 1].
             prior: the users' priors; None: N(0, I), which is equation 7.
@@ -199,7 +182,10 @@ class Vae(HistoryModel):
     ) -> tuple[Tensor, Tensor]:
         """Terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences `[C,
         B]`."""
-        mean, log_variance = self.encode(parameters, histories, draw.mask, tap)
+        hidden = self._hidden(parameters, histories, draw.mask, tap)
+        mean, log_variance = (
+            _affine(parameters, name, hidden, tap) for name in ("mean", "log-variance")
+        )
         codes = mean + draw.noise * torch.exp(log_variance / 2)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), divergence(
             mean, log_variance, prior
@@ -217,9 +203,7 @@ def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -
 
 def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None = None) -> Tensor:
     """Apply an affine layer, `[C, B, in] -> [C, B, out]`, passed to `tap` if given."""
-    outputs = torch.baddbmm(
-        parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"]
-    )
+    outputs = affine(parameters, name, inputs)
     return outputs if tap is None else tap(name, inputs, outputs)
 
 
@@ -271,7 +255,8 @@ class Ae(Vae):
                 got="priors and model.name = 'ae'",
                 fix="leave out step.priors, or use the variational autoencoder",
             )
-        codes = self.code(parameters, histories, draw.mask, tap)
+        hidden = self._hidden(parameters, histories, draw.mask, tap)
+        codes = _affine(parameters, "mean", hidden, tap)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(
             codes.shape[:-1]
         )

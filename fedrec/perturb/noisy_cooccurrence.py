@@ -14,7 +14,7 @@ from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import ExperimentError
-from fedrec.perturb.upc_sdg import check_rows
+from fedrec.perturb.substitutes import check_rows
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.plan import Plan
@@ -62,11 +62,11 @@ def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> dict[str,
     after = binary(perturbed.rows)
     users = np.flatnonzero((np.diff(before.indptr) > 0) & (np.diff(after.indptr) > 0))
     foreign = np.asarray(before[perturbed.rows.users, perturbed.rows.items]).ravel() == 0
-    recovered, frequent = recovery(real, perturbed, seed)
+    recovered, frequent = _recovery(real, perturbed, seed)
     return {
         "kept": float(before.multiply(after).sum() / max(1, before.nnz)),
         "replaced": float(foreign.mean()) if len(foreign) else float("nan"),
-        "linked": linkage(before, after),
+        "linked": _linkage(before, after),
         "chance": 1 / len(users) if len(users) else float("nan"),
         "recovered": recovered,
         "frequent": frequent,
@@ -81,7 +81,7 @@ def binary(rows: Interactions) -> sparse.csr_array:
     )
 
 
-def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
+def _linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
     """Share of users whose perturbed profile is nearest to their own real one.
 
     Args:
@@ -103,7 +103,7 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
     return hits / len(users) if len(users) else float("nan")
 
 
-def recovery(
+def _recovery(
     real: Interactions, perturbed: Perturbed, seed: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Shares of replaced rows whose original an attacker predicts.
@@ -137,8 +137,7 @@ def recovery(
         scores = asked[start : start + _ROWS_AT_ONCE] @ weights
         ranks.append((scores > scores[np.arange(len(some)), some][:, None]).sum(axis=1))
     frequency = np.bincount(originals[known], minlength=real.num_items)
-    order = np.empty(real.num_items, dtype=np.int64)
-    order[np.argsort(-frequency, kind="stable")] = np.arange(real.num_items)
+    order = np.argsort(np.argsort(-frequency, kind="stable"))
     return _shares(np.concatenate(ranks)), _shares(order[truth])
 
 
@@ -195,7 +194,7 @@ class NoisyCooccurrenceConfig(Config):
 
 
 @dataclass(frozen=True, eq=False)
-class NoisyCounts:
+class _NoisyCounts:
     """Noisy release, from which all profiles are computed.
 
     Attributes:
@@ -212,9 +211,9 @@ class NoisyCounts:
     length: float
 
 
-def noisy_release(
+def _noisy_release(
     matrix: sparse.csr_array, noise: float, config: NoisyCooccurrenceConfig, seed: int
-) -> NoisyCounts:
+) -> _NoisyCounts:
     """Release counts, and pairs of the items with the largest noisy counts, with Gaussian noise.
 
     A user's contribution to each is scaled down to the norm of a user with m = `clip-items` items:
@@ -248,11 +247,11 @@ def noisy_release(
     likely = np.where(counts[head] < config.threshold * scale, 0.0, counts[head])
     length = max(1.0, float(counts.sum()) / max(1, len(shares)))
     likely = likely if likely.any() else np.ones(len(head))
-    return NoisyCounts(head, likely, pairs + pairs.T, min(length, len(head) / 2))
+    return _NoisyCounts(head, likely, pairs + pairs.T, min(length, len(head) / 2))
 
 
-def profiles(
-    release: NoisyCounts, users: int, smoothing: float, random: np.random.Generator
+def _profiles(
+    release: _NoisyCounts, users: int, smoothing: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw profiles of distinct items: the first by popularity, each further item by its pairs with
     the previous ones.
@@ -362,9 +361,9 @@ class NoisyCooccurrence(Perturbation):
         users_with_rows = np.flatnonzero(np.diff(rows.user_offsets))
         plan = self.plan(len(users_with_rows))
         matrix = binary(rows)[users_with_rows]
-        release = noisy_release(matrix, plan.noise_scale, self.config, self.seed)
+        release = _noisy_release(matrix, plan.noise_scale, self.config, self.seed)
         random = stream(self.seed, "perturb-profiles")
-        users, items = profiles(release, len(users_with_rows), self.config.smoothing, random)
+        users, items = _profiles(release, len(users_with_rows), self.config.smoothing, random)
         table = _table(rows, users_with_rows[users], release.items[items])
         spent = report(plan)
         figures: dict[str, Any] = {

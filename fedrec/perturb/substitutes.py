@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.pairwise import Bprmf, BprmfConfig
-from fedrec.data.client_data import nth_outside
+from fedrec.config import Config
+from fedrec.data.client_data import nth_outside, row_numbers
 from fedrec.data.interactions import Interactions
-from fedrec.data.perturbation import Perturbed
+from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import DataError
 from fedrec.rng import stream
 
@@ -151,11 +154,11 @@ def _proposals(
             proposals[some, : items.shape[1]] = items.numpy()
         else:
             weights = table.sub_(table.amax(dim=1, keepdim=True)).exp_()
-            proposals[some] = drawn_by_weight(weights.numpy(), uniform[some])
+            proposals[some] = _drawn_by_weight(weights.numpy(), uniform[some])
     return proposals
 
 
-def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+def _drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Draw items with probabilities proportional to the weights in each row.
 
     Args:
@@ -368,3 +371,93 @@ def measured_similarity(
     _, items = trained_embeddings(BprmfConfig(epochs=epochs, seed=seed), real)
     similarity = Similarity(items, "paper")
     return mean_similarity(originals[moved], substitutes[moved], similarity)
+
+
+# Selection of the rows to replace (UPC-SDG, equation 7), for all users at once.
+
+
+class ReplacementConfig(Config):
+    """Settings of a perturbation that replaces rows."""
+
+    replacement_ratio: float = Field(default=0.2, ge=0, le=1)
+    """Share k of each user's training rows to replace, in [0, 1]; k n is rounded half up."""
+
+
+def check_rows(data: TrainingData) -> None:
+    """Check that training clients and tested users have training rows to derive synthetic rows.
+
+    Raises:
+        DataError: users, or the whole dataset, have no training rows.
+    """
+    users = np.union1d(data.clients, data.tested)
+    none = users[np.bincount(data.rows.users, minlength=data.rows.num_users)[users] == 0]
+    if len(none) or not len(data.rows):
+        shown = ", ".join(str(data.rows.user_ids[user]) for user in none[:5])
+        raise DataError(
+            f"{data.rows.name} has users without training rows",
+            expected="at least one training row of each training or test user",
+            got=f"{len(none)} users without one ({shown})",
+            fix="remove them from the dataset, or choose a split with training rows of each user",
+        )
+
+
+def replaced_counts(rows: Interactions, ratio: float) -> np.ndarray:
+    """Number of replaced rows of each user, `int64 [users]`: k n rounded half up, for the ratio k,
+    in [0, 1]."""
+    counts = np.diff(rows.user_offsets)
+    return np.floor(ratio * counts + 0.5 + 1e-9).astype(np.int64)  # .35 x 10 is 3.4999999999999996
+
+
+def lowest(rows: Interactions, score: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Select the rows of each user with the smallest scores.
+
+    Args:
+        rows: the training rows.
+        score: `float [rows]`; equal scores keep the order of the rows.
+        counts: `int64 [users]`, number of rows of each user.
+
+    Returns:
+        `int64 [rows]`: row numbers, users ascending, each user's by rising score.
+    """
+    order = np.lexsort((score, rows.users))
+    rank = np.arange(len(order)) - rows.user_offsets[rows.users[order]]
+    return order[rank < counts[rows.users[order]]]
+
+
+# Replacement of a share of each user's rows by random items: a baseline for synthetic data.
+
+
+class RandomReplacement(Perturbation):
+    """Replaces random rows of each user by uniformly random items that the user does not have."""
+
+    name = "random-replacement"
+    Config = ReplacementConfig
+    config: ReplacementConfig
+
+    def depends_on(self, rated: bool) -> str:
+        """Return no dependence: random numbers are drawn for each user separately."""
+        return ""
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """Replace k n rows of each user; a row keeps its user, rating and time.
+
+        Raises:
+            DataError: a user has no training row, or too few other items.
+        """
+        check_rows(data)
+        score = row_numbers(data.rows, self.seed, "perturb-rows")
+        chosen = lowest(data.rows, score, replaced_counts(data.rows, self.config.replacement_ratio))
+        items = data.rows.items.copy()
+        items[chosen] = random_substitutes(data.rows, chosen, self.seed)
+        figures = {"replaced rows": len(chosen)}
+        return Perturbed(
+            dataclasses.replace(data.rows, items=items), np.arange(len(items)), figures
+        )
+
+    def words(self) -> list[str]:
+        """State that there is no guarantee."""
+        return [
+            f"Random replacement of {self.config.replacement_ratio:.0%} of each user's rows: the"
+            " others are published unchanged, and no epsilon covers a profile. The unchanged rows"
+            " identify most users: see `fedrec synthesise`."
+        ]

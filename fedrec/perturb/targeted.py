@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targeted perturbation on the device (poster "targeted DP"): selection, mechanisms, guarantee and
-report."""
+"""Perturbation of single rows on the device: targeted, after the poster "targeted DP" (selection,
+mechanisms, guarantee and report), and randomised response."""
 
 import dataclasses
 import math
@@ -25,11 +25,11 @@ from fedrec.rng import stream
 # Where this differs from the paper: "unvisited" is judged by the client's training rows. Fakes that
 # also avoided the held-out items would reveal them.
 
-RATING_SCALE = "the rating values of all clients' rows, from which replaced ratings are drawn"
+_RATING_SCALE = "the rating values of all clients' rows, from which replaced ratings are drawn"
 """Dependence of rated profiles on data of other clients."""
 
 
-class RandomisedRows:
+class _RandomisedRows:
     """Training rows of which some are replaced; each keeps its user and time.
 
     An interaction is coded as `item * num_values + value`, where `value` is an index in the list of
@@ -73,12 +73,12 @@ class RandomisedRows:
         return dataclasses.replace(self._rows, items=self.items, ratings=self._ratings)
 
 
-def keep_probability(epsilon: float, outcomes: int = 2) -> float:
+def _keep_probability(epsilon: float, outcomes: int = 2) -> float:
     """Probability that an interaction is unchanged: `e^eps / (e^eps + outcomes - 1)`."""
     return 1 / (1 + (outcomes - 1) * math.exp(-epsilon))
 
 
-def coin_flip(
+def _coin_flip(
     codes: np.ndarray,
     visited: np.ndarray,
     *,
@@ -91,7 +91,7 @@ def coin_flip(
     unvisited item.
 
     Args:
-        codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
+        codes: `int64 [k]`, the protected interactions, see `_RandomisedRows`.
         visited: `int64 [items]`, ascending, distinct: all items of the client's training rows.
         num_items: size of the catalogue.
         num_values: number of rating values; a replacement's rating is drawn uniformly among them.
@@ -115,7 +115,7 @@ def coin_flip(
     fakes = nth_outside(visited, random.integers(0, free, size=count)) * num_values
     if num_values > 1:
         fakes = fakes + random.integers(0, num_values, size=count)
-    return np.where(random.random(count) < keep_probability(epsilon), codes, fakes)
+    return np.where(random.random(count) < _keep_probability(epsilon), codes, fakes)
 
 
 # Items that are typical of a group of users: item-group inclination and stereotypicality (poster
@@ -134,7 +134,7 @@ def coin_flip(
 # - An item without users has value 0, where the formula divides by zero.
 
 
-def inclination(
+def _inclination(
     users: np.ndarray, items: np.ndarray, groups: np.ndarray, *, num_groups: int, num_items: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the item-group inclination of every group and of its complement.
@@ -162,7 +162,7 @@ def inclination(
     return inside, outside
 
 
-def stereotypicality(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
+def _stereotypicality(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
     """Compute the stereotypicality of each item for each group, from -1 (only others have it) to 1
     (only the group has it).
 
@@ -181,13 +181,13 @@ def stereotypicality(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
 # order of a dataset's rows.
 
 
-def protected_count(rows: int, budget: float) -> int:
+def _protected_count(rows: int, budget: float) -> int:
     """Number of protected rows, `ceil((1 - beta) rows)`, in decimal arithmetic: 10 rows and .7 give
     3, although 1 - .7 > .3 in floats."""
     return math.ceil((1 - Fraction(str(budget))) * rows)
 
 
-def most_stereotypical(scores: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
+def _most_stereotypical(scores: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
     """Positions of the highest scores `float [rows]`, `int64 [count]`, ascending."""
     order = np.lexsort((random.random(len(scores)), -scores))
     return np.sort(order[:count])
@@ -232,11 +232,10 @@ class TargetedConfig(Config):
 # Each line is checked by enumeration of small catalogues in
 # `tests/fedrec/perturb/test_targeted.py`. "Merged profile" means the set that is published, without
 # the order of its rows; neighbours have equally many interactions, all of different items.
-# Randomised response over the whole catalogue (`fedrec.perturb.simple`) gives eps per slot and k
-# eps per profile.
+# Randomised response over the whole catalogue gives eps per slot and k eps per profile.
 
 
-def guarantee(
+def _guarantee(
     config: TargetedConfig,
     *,
     num_items: int,
@@ -280,7 +279,7 @@ def guarantee(
 # before the first round. A row's item and rating change; its user, time and position do not.
 
 
-def perturb_profiles(
+def _perturb_profiles(
     data: TrainingData, config: TargetedConfig, seed: int
 ) -> tuple[Interactions, np.ndarray, dict[int, dict[str, float]]]:
     """Perturb the training rows of all clients.
@@ -300,7 +299,7 @@ def perturb_profiles(
         ExperimentError: the attribute is unknown, or a user has several categories of it.
         DataError: a client has no unvisited item left.
     """
-    rows = RandomisedRows(data)
+    rows = _RandomisedRows(data)
     groups, num_groups = _groups(data.rows, config.attribute)
     scores = _stereotypes(data, groups, num_groups)
     chosen = []
@@ -309,20 +308,20 @@ def perturb_profiles(
         random = stream(seed, "perturb", client)
         profile = data.rows.rows_of(client)
         items = rows.items[profile]
-        count = protected_count(len(items), config.budget)
+        count = _protected_count(len(items), config.budget)
         if config.select == "random":
             protected = np.sort(random.choice(len(items), size=count, replace=False))
         else:
             group = groups[client]
             typical = scores[group, items] if group >= 0 else np.zeros(len(items))
-            protected = most_stereotypical(typical, count, random)
+            protected = _most_stereotypical(typical, count, random)
         visited = np.unique(items)
         codes = rows.codes(profile[protected])
-        codes = coin_flip(codes, visited, epsilon=config.epsilon, random=random, **rows.sizes)
+        codes = _coin_flip(codes, visited, epsilon=config.epsilon, random=random, **rows.sizes)
         rows.write(profile[protected], codes)
         chosen.append(profile[protected])
         sizes = {"own_items": len(visited), "rows": len(items), "protected": count}
-        guarantees[client] = guarantee(config, **sizes, **rows.sizes)
+        guarantees[client] = _guarantee(config, **sizes, **rows.sizes)
     protected = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
     return rows.table(), protected, guarantees
 
@@ -357,20 +356,20 @@ def _stereotypes(data: TrainingData, groups: np.ndarray, num_groups: int) -> np.
     rows = np.flatnonzero(gives[interactions.users])
     # other users belong to no group, so that group sizes count training clients only
     counted = np.where(gives, groups, -1)
-    shares = inclination(
+    shares = _inclination(
         interactions.users[rows],
         interactions.items[rows],
         counted,
         num_groups=num_groups,
         num_items=interactions.num_items,
     )
-    return stereotypicality(*shares)
+    return _stereotypicality(*shares)
 
 
 # Statistics of a targeted perturbation over clients: its effect on the dataset and its guarantee.
 
 
-def summary(changed: np.ndarray, guarantees: Collection[Mapping[str, float]]) -> dict[str, Any]:
+def _summary(changed: np.ndarray, guarantees: Collection[Mapping[str, float]]) -> dict[str, Any]:
     """Summarise a targeted perturbation for reports.
 
     Args:
@@ -407,12 +406,12 @@ class Targeted(Perturbation):
         """Describe the dependence on stereotypes of all clients' rows and on the rating scale."""
         if self.config.select == "stereotypical":
             return "stereotypes from all clients' rows (perturb.select = 'stereotypical')"
-        return RATING_SCALE if rated else ""
+        return _RATING_SCALE if rated else ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        rows, protected, guarantees = perturb_profiles(data, self.config, self.seed)
+        rows, protected, guarantees = _perturb_profiles(data, self.config, self.seed)
         changed = data.rows.items[protected] != rows.items[protected]
-        figures = summary(changed, guarantees.values())
+        figures = _summary(changed, guarantees.values())
         return Perturbed(rows, np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
@@ -440,3 +439,86 @@ class Targeted(Perturbation):
             )
         texts.append("Random numbers come from the experiment's seed: a simulation, not a release.")
         return texts
+
+
+# k-ary randomised response over the catalogue, row by row (Warner 1965; Kairouz et al. 2016).
+
+
+def _randomised_response(
+    codes: np.ndarray,
+    *,
+    num_items: int,
+    num_values: int,
+    epsilon: float,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Apply randomised response over all `num_items x num_values` interactions (Warner 1965;
+    Kairouz et al. 2016).
+
+    Each stays unchanged with probability `e^eps / (e^eps + outcomes - 1)` and otherwise becomes any
+    other interaction, including those of the client: exactly epsilon-DP for each interaction.
+
+    Args:
+        codes: `int64 [k]`, the protected interactions, see `_RandomisedRows`.
+        num_items: size of the catalogue.
+        num_values: number of rating values.
+        epsilon: of one interaction, > 0.
+        random: source of randomness.
+    """
+    outcomes = num_items * num_values
+    if outcomes == 1:
+        return codes
+    fakes = (codes + random.integers(1, outcomes, size=len(codes))) % outcomes
+    return np.where(random.random(len(codes)) < _keep_probability(epsilon, outcomes), codes, fakes)
+
+
+class RandomisedResponseConfig(Config):
+    """Settings of randomised response."""
+
+    epsilon: float = Field(gt=0)
+    """Epsilon of one row, > 0; a profile of n rows has n times this epsilon."""
+
+
+class RandomisedResponse(Perturbation):
+    """Each row keeps its item with probability e^eps / (e^eps + M - 1), or gets any other item of
+    the catalogue's M."""
+
+    name = "randomised-response"
+    Config = RandomisedResponseConfig
+    paper = "Warner 1965; Kairouz et al. 2016"
+    config: RandomisedResponseConfig
+
+    def depends_on(self, rated: bool) -> str:
+        """Describe the dependence: if ratings are drawn too, on the rating scale."""
+        return _RATING_SCALE if rated else ""
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """Randomise every row; it keeps its user and time. If ratings are used in training, its
+        rating is drawn too."""
+        rows = data.rows
+        randomised = _RandomisedRows(data)
+        epsilon = self.config.epsilon
+        outcomes = math.prod(randomised.sizes.values())
+        for user in np.flatnonzero(np.diff(rows.user_offsets)).tolist():
+            profile = rows.rows_of(user)
+            random = stream(self.seed, "perturb", user)
+            codes = _randomised_response(
+                randomised.codes(profile), epsilon=epsilon, random=random, **randomised.sizes
+            )
+            randomised.write(profile, codes)
+        figures = {
+            "chance that a row stays": _keep_probability(epsilon, outcomes),
+            "replaced rows": int((randomised.items != rows.items).sum()),
+        }
+        return Perturbed(randomised.table(), np.arange(len(rows)), figures)
+
+    def words(self) -> list[str]:
+        """Describe the guarantee of a row, and its sum over rows."""
+        return [
+            (
+                f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0,"
+                f" on the device; a profile of n rows has {self.config.epsilon:g} n, and how many"
+                " rows a user has is published."
+            ),
+            "Random numbers come from the experiment's seed: a simulation, not a release.",
+        ]

@@ -207,11 +207,8 @@ class PublicPriorConfig(Config):
 
 def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
     """Features of a dataset that the prior uses."""
-    return FeatureNames(
-        items=known.items,
-        item_texts=known.item_texts,
-        item_vectors=known.item_vectors if config.vector_variance else (),
-    )
+    vectors = known.item_vectors if config.vector_variance else ()
+    return known._replace(users=(), item_vectors=vectors)
 
 
 def feature_embeddings(features: FeatureTable, config: PublicPriorConfig) -> np.ndarray:
@@ -247,7 +244,7 @@ def feature_embeddings(features: FeatureTable, config: PublicPriorConfig) -> np.
     columns += [config.vector_variance**0.5 * table.standardised() for table in features.vectors]
     finer = [_smooth(feature, ordered[feature.name] / 2) for feature in in_order]
     for table in plain:
-        unit = unit_rows(table)
+        unit = _unit_rows(table)
         for other in finer:
             pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
             columns.append(_INTERACTION_VARIANCE**0.5 * _leading(pairs, _INTERACTIONS))
@@ -264,14 +261,14 @@ def memberships(feature: Feature) -> np.ndarray:
     return table
 
 
-def unit_rows(table: np.ndarray) -> np.ndarray:
+def _unit_rows(table: np.ndarray) -> np.ndarray:
     """Scale rows of memberships `[items, categories]` to length 1; zero rows stay zero."""
     return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
 
 
 def public_directions(features: FeatureTable) -> np.ndarray:
     """Constant 1, then each feature's categories as a unit vector, `float64 [items, width]`."""
-    units = [unit_rows(memberships(feature)) for feature in features.features]
+    units = [_unit_rows(memberships(feature)) for feature in features.features]
     return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
 
 
@@ -347,17 +344,17 @@ def placed_embeddings(
         shares: popularities of all items, > 0, with sum 1, `float64 [items]`.
         public: public coordinates of all items, `float64 [items, width]`.
         config: damping.
-        edge: see `learned_embeddings`.
-        factors: see `learned_embeddings`.
+        edge: see `_learned_embeddings`.
+        factors: see `_learned_embeddings`.
 
     Returns:
         `float64 [items, factors]`, leading coordinates last.
     """
     popularity = _POPULARITY_VARIANCE**0.5 * shares.log()[:, None][:, :factors]
     known = torch.cat([public, popularity], 1)
-    learned = learned_embeddings(
+    learned = _learned_embeddings(
         gram,
-        expected_profile(gram, shares[chosen] * scale),
+        _expected_profile(gram, shares[chosen] * scale),
         (known - shares @ known)[chosen],
         edge=edge,
         factors=factors - popularity.shape[1],
@@ -370,7 +367,7 @@ def placed_embeddings(
     return placed
 
 
-def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
+def _expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
     """Multiple y of the popularities with products y_i y_j closest to the off-diagonal Gram matrix.
 
     Args:
@@ -385,14 +382,14 @@ def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
     return popularity * max(scale, 1e-12 / float(popularity.square().sum())) ** 0.5
 
 
-def learned_embeddings(
+def _learned_embeddings(
     gram: Tensor, profile: Tensor, public: Tensor, *, edge: float, factors: int, damping: float
 ) -> Tensor:
     """Additional coordinates of item embeddings, from the part that public ones do not explain.
 
     Args:
         gram: noisy and symmetric, `float64 [m, m]`; unchanged.
-        profile: y, `float64 [m]`, > 0, see `expected_profile`.
+        profile: y, `float64 [m]`, > 0, see `_expected_profile`.
         public: F, `float64 [m, width]`, centred.
         edge: largest eigenvalue of noise alone, see `fedrec.sums.products.noise_edge`; 0 without
             noise.
@@ -475,7 +472,7 @@ def content_columns(features: FeatureTable, *, categories: bool = True) -> Tenso
     vectors = features.vectors
     tables = [F.normalize(torch.tensor(vector.values, dtype=torch.float64)) for vector in vectors]
     if categories or not vectors:
-        tables += [torch.from_numpy(unit_rows(memberships(f))) for f in features.features]
+        tables += [torch.from_numpy(_unit_rows(memberships(f))) for f in features.features]
     if not tables:
         _LOG.warning(
             "nothing is public of the items, neither vectors nor categories: new items are ranked"

@@ -138,7 +138,7 @@ _COLUMN_PRIOR = 50.0
 _POWER = 0.3
 
 
-class Transitions(NamedTuple):
+class _Transitions(NamedTuple):
     """Transitions of some users, each pair of items once per user.
 
     Attributes:
@@ -156,7 +156,7 @@ class Transitions(NamedTuple):
 
 def transitions(
     offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
-) -> Transitions:
+) -> _Transitions:
     """Compute the transitions in users' sequences.
 
     Args:
@@ -175,7 +175,7 @@ def transitions(
     user, pair = np.divmod(code, num_items * num_items)
     first, second = np.divmod(pair, num_items)
     ends = np.searchsorted(user, np.arange(len(offsets)))
-    return Transitions(ends, first, second, summed)
+    return _Transitions(ends, first, second, summed)
 
 
 def transition_sums(

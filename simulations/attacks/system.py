@@ -20,7 +20,7 @@ from fedrec.components.sections import Section
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.models.metamf import MetaMf, generate
+from fedrec.models.personal import MetaMf, generate
 from fedrec.protocol.messages import ItemQuery, TrainOrder
 from fedrec.protocol.updates import ClientArrays
 from fedrec.rng import stream

@@ -19,7 +19,7 @@ from clients.evaluation import evaluate_clients, mean_metrics
 from clients.node import Node
 from fedrec.attacks.bounds import audit_one_rating
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
+from fedrec.baselines.private.ratings import DpsgdPnbmConfig
 from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.components import registry
 from fedrec.components.registry import PERTURBATION

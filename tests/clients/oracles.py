@@ -24,7 +24,7 @@ from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.interactions import Schema
 from fedrec.models.vae import Prior
 from fedrec.nn.layers import gather_rows
-from fedrec.pretext.views import mean_directions, recommender_part
+from fedrec.pretext import mean_directions, recommender_part
 from fedrec.sums.products import packed
 from fedrec.training.block import Block, OwnData
 from fedrec.training.sgd import SgdSettings

@@ -13,15 +13,16 @@ from clients.node import Node
 from clients.round import train_clients, train_each
 from clients.steps.maml import Maml, MamlConfig
 from clients.steps.statistics import Counts
+from fedrec.baselines.base import Ratings
+from fedrec.baselines.neighbours import profiles_of
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.schema import load
 from fedrec.models.base import Model
-from fedrec.models.metamf import generate
-from fedrec.models.pnbm import Pnbm, PnbmConfig
-from fedrec.neighbourhood.learned import Bounds, Examples, Rest, own_gradient
-from fedrec.neighbourhood.similarity import Profiles
+from fedrec.models.linear import Pnbm, PnbmConfig
+from fedrec.models.personal import generate
+from fedrec.neighbourhood import Bounds, Examples, Rest, own_gradient
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import ItemQuery, TrainOrder
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
@@ -337,7 +338,8 @@ def profiles(node):
     rows = node.population.rows(node.training)
     users, items, ratings = rows.ids, rows.items, rows.labels
     data = node.population.interactions
-    return Profiles.of(data.num_users, data.num_items, users, items, ratings.astype(np.float64))
+    rated = Ratings(data.num_users, data.num_items, users, items, ratings.astype(np.float64))
+    return profiles_of(rated)
 
 
 def test_the_sum_over_clients_is_the_central_gradient(node):
@@ -346,7 +348,7 @@ def test_the_sum_over_clients_is_the_central_gradient(node):
     found = pnbm_sums(node, arrays)
     examples = Examples(profiles(node), arrays["item.mean"][:, 0].astype(np.float64))
     bounds = Bounds(prior=2.0, low=1.0, high=5.0)
-    expected, _ = examples.gradient(
+    expected = examples.gradient(
         arrays["similarity"].astype(np.float64), np.arange(len(examples)), bounds
     )
     np.testing.assert_allclose(found.pop("similarity"), -expected, atol=2e-6)

@@ -9,8 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.nn.functions import recurrent_states
-from fedrec.nn.layers import SGD, Adam, AdamW, all_rows, gather_rows, single_output
+from fedrec.nn.layers import (
+    SGD,
+    Adam,
+    AdamW,
+    all_rows,
+    gather_rows,
+    recurrent_states,
+    single_output,
+)
 from fedrec.training.results import add_to_rows, rows_at
 
 # The optimisers take PyTorch's steps and leave its compiler out.

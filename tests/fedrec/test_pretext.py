@@ -11,17 +11,10 @@ from scipy.stats import chisquare
 from torch import nn
 from torch.nn import functional as F
 
+from fedrec import pretext
 from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.models.privrec import PrivRec, PrivRecConfig
-from fedrec.pretext.contrast import SessionConfig, SessionTask
-from fedrec.pretext.views import (
-    ViewLayout,
-    cut_sessions,
-    draw_views,
-    encode_sessions,
-    initial_encoder,
-    recommender_part,
-)
+from fedrec.pretext import SessionConfig, SessionTask
 
 # Equations 8 and 9 against loops over plain torch modules.
 
@@ -53,7 +46,7 @@ def measured(name, parameters, table, views, **settings):
 @pytest.fixture
 def setting():
     """Encoders of one client, an item table, and the rows of `VIEWS`."""
-    parameters = initial_encoder(3, 5, torch.Generator().manual_seed(0))
+    parameters = pretext._initial_encoder(3, 5, torch.Generator().manual_seed(0))
     table = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
     views = [[item for part in view for item in part] for view in VIEWS]
     return parameters, table, torch.tensor(views)
@@ -171,27 +164,30 @@ def test_without_views_the_loss_is_zero(setting):
 
 
 def test_a_session_without_items_is_zero_and_what_is_not_present_does_not_matter():
-    drawn = initial_encoder(4, 6, torch.Generator().manual_seed(0))
+    drawn = pretext._initial_encoder(4, 6, torch.Generator().manual_seed(0))
     parameters = {name: torch.stack([value, 2 * value]) for name, value in drawn.items()}
     embeddings = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(2))
     present = torch.tensor([False] * 5).expand(2, 3, 5)
-    assert not encode_sessions(parameters, embeddings, present).any()
+    assert not pretext._encode_sessions(parameters, embeddings, present).any()
     present = (torch.arange(5) < 2).expand(2, 3, 5)
     noisy = embeddings.clone()
     noisy[:, :, 2:] = 1e3
-    found = (encode_sessions(parameters, given, present) for given in (noisy, embeddings))
+    found = (pretext._encode_sessions(parameters, given, present) for given in (noisy, embeddings))
     torch.testing.assert_close(*found)
 
 
 def test_the_recommender_is_what_does_not_belong_to_the_encoders():
-    added = initial_encoder(4, 6, torch.Generator().manual_seed(0))
+    added = pretext._initial_encoder(4, 6, torch.Generator().manual_seed(0))
     table = torch.zeros(3, 4)
-    assert recommender_part({"item.id": table, **added}) == {"item.id": table} and len(added) == 7
+    assert (
+        pretext.recommender_part({"item.id": table, **added}) == {"item.id": table}
+        and len(added) == 7
+    )
 
 
 # Masked views: replaced items, their replacements and frequencies, by enumeration.
 
-VIEWS_LAYOUT = ViewLayout(session=6, item_negatives=3, segment=2, segment_negatives=4)
+VIEWS_LAYOUT = pretext._ViewLayout(session=6, item_negatives=3, segment=2, segment_negatives=4)
 
 
 def parts(views, layout=VIEWS_LAYOUT):
@@ -214,16 +210,16 @@ def parts(views, layout=VIEWS_LAYOUT):
     ],
 )
 def test_sessions_are_few_nearly_equal_and_of_two_items_at_least(items, longest, expected):
-    starts, lengths = cut_sessions(items, longest)
+    starts, lengths = pretext._cut_sessions(items, longest)
     assert list(zip(starts.tolist(), lengths.tolist(), strict=True)) == expected
 
 
 def test_every_view_hides_one_item_and_one_segment_of_its_session():
     """27 distinct items in five sessions; items from 100 on are unknown to the user."""
     sequence = np.random.default_rng(0).permutation(27)
-    cuts = zip(*cut_sessions(27, 6), strict=True)
+    cuts = zip(*pretext._cut_sessions(27, 6), strict=True)
     sessions = [sequence[start : start + length].tolist() for start, length in cuts]
-    views = draw_views(sequence, VIEWS_LAYOUT, 40, 200, np.random.default_rng(1))
+    views = pretext._draw_views(sequence, VIEWS_LAYOUT, 40, 200, np.random.default_rng(1))
     assert views.shape == (5 * 40, VIEWS_LAYOUT.width)
     for number, ((masked, candidates, replaced), segments) in enumerate(parts(views)):
         session = sessions[number // 40]
@@ -244,7 +240,9 @@ def test_a_masked_place_may_stay_empty():
     sequence = np.random.default_rng(0).permutation(27)
     kept = VIEWS_LAYOUT.widths[0] + VIEWS_LAYOUT.widths[1]
     replaced, emptied = (
-        draw_views(sequence, ViewLayout(6, 3, segment, 4, empty), 5, 200, np.random.default_rng(1))
+        pretext._draw_views(
+            sequence, pretext._ViewLayout(6, 3, segment, 4, empty), 5, 200, np.random.default_rng(1)
+        )
         for segment, empty in ((2, False), (0, True))
     )
     assert emptied.shape[1] == kept < replaced.shape[1]
@@ -256,8 +254,8 @@ def test_a_masked_place_may_stay_empty():
 def test_segments_and_negatives_are_drawn_uniformly():
     """Sessions 0-4 and 5-9, segments of two items: given the true segment, all windows off it are
     equally likely."""
-    layout = ViewLayout(session=5, item_negatives=1, segment=2, segment_negatives=1)
-    views = draw_views(np.arange(10), layout, 6000, 11, np.random.default_rng(0))
+    layout = pretext._ViewLayout(session=5, item_negatives=1, segment=2, segment_negatives=1)
+    views = pretext._draw_views(np.arange(10), layout, 6000, 11, np.random.default_rng(0))
     seen = Counter((tuple(segments[0]), tuple(segments[1])) for _, segments in parts(views, layout))
     windows = [(at, at + 1) for at in (0, 1, 2, 3, 5, 6, 7, 8)]
     assert {true for true, _ in seen} == set(windows)
@@ -272,12 +270,12 @@ def test_segments_and_negatives_are_drawn_uniformly():
 
 def test_one_item_and_a_whole_catalogue_give_no_view():
     for items in (1, 10):
-        views = draw_views(np.arange(items), VIEWS_LAYOUT, 3, 10, np.random.default_rng(0))
+        views = pretext._draw_views(np.arange(items), VIEWS_LAYOUT, 3, 10, np.random.default_rng(0))
         assert views.shape == (0, VIEWS_LAYOUT.width)
 
 
 def test_a_repeated_item_is_never_its_own_negative():
-    views = draw_views(np.array([1, 1]), VIEWS_LAYOUT, 50, 3, np.random.default_rng(0))
+    views = pretext._draw_views(np.array([1, 1]), VIEWS_LAYOUT, 50, 3, np.random.default_rng(0))
     for (_, candidates, replaced), segments in parts(views):
         assert candidates[0] == 1 and not {1} & set(candidates[1:])
         assert replaced == [1, 1] and segments == [[1]] * 5
@@ -285,9 +283,9 @@ def test_a_repeated_item_is_never_its_own_negative():
 
 def test_a_view_without_another_segment_says_so():
     """One session of four items: a segment in its middle overlaps every other one."""
-    layout = ViewLayout(session=4, item_negatives=1, segment=2, segment_negatives=2)
+    layout = pretext._ViewLayout(session=4, item_negatives=1, segment=2, segment_negatives=2)
     found = set()
-    views = draw_views(np.arange(4), layout, 60, 6, np.random.default_rng(0))
+    views = pretext._draw_views(np.arange(4), layout, 60, 6, np.random.default_rng(0))
     for (masked, _, replaced), segments in parts(views, layout):
         assert len(masked) == 4
         found.add((tuple(replaced), tuple(map(tuple, segments))))

@@ -2,6 +2,7 @@
 """Sums of products and transitions, and what is solved from them."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,17 +13,16 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private.ranking import DpGram, DpGramConfig
-from fedrec.baselines.simple import TransitionsBaseline
+from fedrec.baselines.closed_form import TransitionsBaseline
 from fedrec.data.interactions import Feature, FeatureTable, RecencyConfig, Vectors
 from fedrec.errors import ExperimentError
 from fedrec.sums.fold_in import (
     LogLinear,
     PublicPriorConfig,
+    _expected_profile,
+    _learned_embeddings,
     expected_counts,
-    expected_profile,
     feature_embeddings,
-    learned_embeddings,
     public_directions,
 )
 from fedrec.sums.products import (
@@ -32,7 +32,7 @@ from fedrec.sums.products import (
     transition_weights,
     transitions,
 )
-from tests.fedrec.baselines.histories import spent
+from tests.fedrec.baselines.histories import drawn_histories, fitted, spent
 
 # Weights from Gram matrices: only directions that the matrix has are kept.
 
@@ -174,7 +174,7 @@ def noise(std, items=RESIDUAL_ITEMS, seed=3):
 
 def learned(planted, gram, edge, damping=0.0, factors=2):
     profile, public = planted[:2]
-    return learned_embeddings(gram, profile, public, edge=edge, factors=factors, damping=damping)
+    return _learned_embeddings(gram, profile, public, edge=edge, factors=factors, damping=damping)
 
 
 @pytest.mark.parametrize(("std", "factors", "least"), [(0.0, 2, 0.98), (100.0, 50, 0.9)])
@@ -209,9 +209,9 @@ def test_the_profile_is_a_least_squares_fit_off_the_diagonal():
     drawn = random.normal(size=(RESIDUAL_ITEMS, RESIDUAL_ITEMS)) * 0.1
     gram = 9 * torch.outer(popularity, popularity) + torch.from_numpy(drawn + drawn.T)
     gram.diagonal().add_(1e6)
-    found = expected_profile(gram, popularity)
+    found = _expected_profile(gram, popularity)
     assert float(found[0] / popularity[0]) == pytest.approx(3, rel=0.01)
-    assert bool((expected_profile(-gram, popularity) > 0).all()), "however large the noise"
+    assert bool((_expected_profile(-gram, popularity) > 0).all()), "however large the noise"
 
 
 @pytest.mark.parametrize("std", [2.0, 40.0])
@@ -283,31 +283,23 @@ def test_with_noise_it_is_nearer_to_the_truth_than_cutting_at_the_edge(truth, st
 
 
 def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_items):
-    random = np.random.default_rng(1)
-    liked = [np.sort(random.choice(SUBSPACE_ITEMS, 12, replace=False)) for _ in range(80)]
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in liked])])
-    users = np.arange(80)
-
-    def histories(items):
-        return Histories(SUBSPACE_ITEMS, offsets, np.concatenate(liked), users, None, items)
-
+    liked = drawn_histories(80, SUBSPACE_ITEMS, 12)
     settings = {"items": 60, "model": "ease", "public_features": True, "ridge": 0.3, "seed": 0}
     with pytest.raises(ExperimentError, match="no public features"):
-        DpGram(DpGramConfig(**settings)).fit(histories(None))
+        fitted("dp-gram", liked, **settings)
+    liked = replace(liked, item_features=features_of_items)
 
-    def fitted(**more):
-        baselines = [
-            DpGram(DpGramConfig(**{**settings, **more, "public_features": public}))
+    def both(**more):
+        systems = [
+            fitted("dp-gram", liked, **{**settings, **more, "public_features": public})
             for public in (True, False)
         ]
-        for baseline in baselines:
-            baseline.fit(histories(features_of_items))
-        return baselines, [one.scores(histories(features_of_items)) for one in baselines]
+        return systems, [system.scores(liked) for system in systems]
 
-    (with_features, plain), scores = fitted()
+    (with_features, plain), scores = both()
     assert all(table.isfinite().all() for table in scores)
     assert spent(with_features, 80).epsilon == spent(plain, 80).epsilon <= 5.0
-    _, exact = fitted(noise=False, regularisation=50.0, clip_norm=1e9)
+    _, exact = both(noise=False, regularisation=50.0, clip_norm=1e9)
     torch.testing.assert_close(*exact)
 
 

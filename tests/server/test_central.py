@@ -11,7 +11,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 import fedrec
-from fedrec.baselines.private import base as private_base
+from fedrec.baselines.private import ranking as private_base
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines

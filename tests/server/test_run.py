@@ -236,7 +236,7 @@ def test_a_skipped_baseline_is_reported_once(run_tiny, caplog, monkeypatch):
         def on_event(self, event):
             told.append(event.text)
 
-    monkeypatch.setattr("fedrec.baselines.linear._MOST_ITEMS", 5)
+    monkeypatch.setattr("fedrec.baselines.closed_form._MOST_ITEMS", 5)
     result = run_tiny("evaluation.baselines=['ials', 'ease']", callbacks=[Listener()])
     assert list(result.baselines) == ["ials"]
     (line,) = [text for text in [*told, *caplog.messages] if "left out" in text]

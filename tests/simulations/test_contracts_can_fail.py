@@ -14,7 +14,7 @@ import torch
 from clients.steps.descent import Update
 from clients.steps.sgd import Sgd
 from fedrec import testing
-from fedrec.baselines.simple import Popularity
+from fedrec.baselines.closed_form import Popularity
 from fedrec.compression.codec import Rounding
 from fedrec.config import Config
 from fedrec.data.interactions import FeatureNames
@@ -23,7 +23,7 @@ from fedrec.data.splits.rules import Partition, UserHoldout
 from fedrec.errors import ClientError
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
-from fedrec.perturb.simple import RandomReplacement
+from fedrec.perturb.substitutes import RandomReplacement
 from fedrec.privacy.mechanisms.base import Gaussian
 from server.callbacks import Callback
 from server.samplers import FixedSizeSampler

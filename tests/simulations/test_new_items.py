@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import (
+from fedrec.baselines.closed_form import (
     ContentKnn,
     ContentKnnConfig,
     ContentMap,

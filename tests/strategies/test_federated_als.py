@@ -13,9 +13,8 @@ from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.step import private_names
 from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import CentralIalsConfig, solved
+from fedrec.baselines.closed_form import CentralIalsConfig, TransitionsBaseline, _solved
 from fedrec.baselines.private.ranking import DpFoldIn, DpFoldInConfig
-from fedrec.baselines.simple import TransitionsBaseline
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
@@ -73,7 +72,7 @@ def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, pa
     liked = histories(node).csr(low_rated=low_rated)
     items = node.initial()["item.factors"].double()
     for _ in range(3):
-        items = solved(liked.T.tocsr(), solved(liked, items, config), config)
+        items = _solved(liked.T.tocsr(), _solved(liked, items, config), config)
     np.testing.assert_allclose(
         result.parameters["item.factors"], items.numpy(), rtol=2e-4, atol=2e-5
     )
@@ -81,7 +80,7 @@ def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, pa
     step = node.step(result.experiment.fine_tune_step())
     parameters = to_device(result.parameters, node.device)
     found = client_scorer(node, step, parameters, 3)(node.training)
-    wanted = solved(liked, items, config) @ items.T
+    wanted = _solved(liked, items, config) @ items.T
     np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=2e-3, atol=2e-4)
 
 
@@ -133,7 +132,7 @@ def test_what_clients_send_adds_up_to_the_gradient_of_the_loss(table, low_rated)
     config, weight = CentralIalsConfig(factors=5, **SETTINGS), SETTINGS["weight"]
     liked = histories(node).csr(low_rated=low_rated)
     items = start["item.factors"].double().requires_grad_()
-    users = solved(liked, items.detach(), config)
+    users = _solved(liked, items.detach(), config)
     target = torch.from_numpy(liked.toarray()).double()
     fitted = users @ items.T
     errors = target * weight * (1 - fitted).square() + (1 - target) * fitted.square()

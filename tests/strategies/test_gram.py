@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 import fedrec
 from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import CentralIalsConfig, Ease, EaseConfig, solved
+from fedrec.baselines.closed_form import CentralIalsConfig, Ease, EaseConfig, _solved
 from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
@@ -205,8 +205,8 @@ def test_the_next_round_is_a_sweep_from_there(run_tiny, path):
     rows = csr_array(likes(result))
     config = CentralIalsConfig(factors=5, weight=4.0, regularisation=2.0)
     items = torch.from_numpy(start.parameters["item.factors"].astype(np.float64))
-    users = solved(rows, items, config)
-    expected = solved(rows.T.tocsr(), users, config)
+    users = _solved(rows, items, config)
+    expected = _solved(rows.T.tocsr(), users, config)
     np.testing.assert_allclose(result.parameters["item.factors"], expected.numpy(), atol=1e-5)
 
 

@@ -15,7 +15,7 @@ from fedrec.data.client_data import draw_negatives
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
-from fedrec.models.metamf import MetaMf
+from fedrec.models.personal import MetaMf
 from fedrec.protocol.messages import TrainEach
 from fedrec.protocol.serialization import from_record
 from fedrec.protocol.updates import ClientArrays, ItemRequests

@@ -13,9 +13,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private.base import PrivateBaseline, PrivateConfig, ReleaseKind, clip_factors
+from fedrec.baselines.private.ranking import (
+    PrivateBaseline,
+    PrivateConfig,
+    ReleaseKind,
+    clip_factors,
+)
 from fedrec.config import Width
-from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.device import one_thread
 from fedrec.models.vae import Ae, AeConfig
 from fedrec.nn.layers import Adam
@@ -33,7 +37,7 @@ from fedrec.rng import stream, torch_stream
 
 
 @dataclass(frozen=True, eq=False)
-class OuterGradients:
+class _OuterGradients:
     """Gradients of some users.
 
     Attributes:
@@ -64,13 +68,10 @@ class OuterGradients:
         ]
         return torch.cat(products, dim=1)
 
-    def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
-        """Sum of the users' gradients, each times its factor, `float32` by parameter.
-
-        Args:
-            factors: `[users]`, >= 0; a user with factor 0 is left out, even if its gradient is not
-                finite.
-        """
+    def clipped_sum(self, bound: float) -> dict[str, Tensor]:
+        """Sum of the users' gradients, each clipped to a norm over all parameters, `float32` by
+        parameter; users whose gradients are not finite are left out."""
+        factors = clip_factors(Clip(bound), self.norms())
         total = {}
         for name, (left, right) in self.pairs.items():
             # A failed user has factor 0; NaN times 0 would be NaN.
@@ -98,7 +99,7 @@ _KIND = "gradients"
 _WHY = "the clip norm of each step is chosen by algorithm 2 from private gradients"
 
 
-class DpSgdBaselineConfig(PrivateConfig):
+class _DpSgdBaselineConfig(PrivateConfig):
     """Settings of systems that are trained by DP-SGD on users."""
 
     steps: int = Field(default=100, ge=1)
@@ -121,19 +122,16 @@ class DpSgdBaselineConfig(PrivateConfig):
         return self
 
 
-class DpSgdBaseline(PrivateBaseline):
+class _DpSgdBaseline(PrivateBaseline):
     """DP-SGD on users: noisy sums of clipped gradients; a subclass defines the model."""
 
-    config: DpSgdBaselineConfig
+    config: _DpSgdBaselineConfig
 
     def parts(self) -> tuple[ReleaseKind, ...]:
         """Releases: one sum of gradients per step."""
         unfounded = _WHY if self.config.clip == "optimal" else ""
-        return (
-            ReleaseKind(
-                _KIND, self.config.clip_norm, releases=self.config.steps, unfounded=unfounded
-            ),
-        )
+        config = self.config
+        return (ReleaseKind(_KIND, config.clip_norm, releases=config.steps, unfounded=unfounded),)
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:
         """Sampler of a release's users and its settings, for a number of users; all by default."""
@@ -144,21 +142,16 @@ class DpSgdBaseline(PrivateBaseline):
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise the parameters on the device."""
 
-    def dropout(self, users: int, generator: torch.Generator) -> Tensor | None:
-        """Dropout mask of a step, `bool [users, items]`, true for inputs that pass, drawn from the
-        seed; None without dropout."""
-        return None
-
     @abstractmethod
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None
-    ) -> OuterGradients:
+        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+    ) -> _OuterGradients:
         """Gradients of the users' losses.
 
         Args:
             parameters: parameters before the step.
             rows: binary `float32 [users, items]`.
-            mask: result of `dropout`, on the device.
+            generator: of dropout, on the CPU.
         """
 
     @one_thread()
@@ -173,15 +166,12 @@ class DpSgdBaseline(PrivateBaseline):
         for step in range(config.steps):
             cohort = self._cohort(histories.num_users, step)
             rows = histories.take(cohort).matrix().to(self.device)
-            mask = self.dropout(len(cohort), generator)
-            gradients = self.gradients(
-                self._parameters, rows, None if mask is None else mask.to(self.device)
-            )
+            gradients = self.gradients(self._parameters, rows, generator)
             bound = config.clip_norm
             if config.clip == "optimal":
                 noise_multiplier = plan.noise_scale / plan.clip_norm / plan.denominator
-                bound = chosen_clip(gradients, noise_multiplier) or bound
-            total = clipped_sum(gradients, bound)
+                bound = _chosen_clip(gradients, noise_multiplier) or bound
+            total = gradients.clipped_sum(bound)
             flat = torch.cat([total[name].flatten() for name in self._parameters]).cpu().numpy()
             noisy = releases.release(_KIND, flat, clip_norm=bound) / np.float32(plan.denominator)
             sizes = [value.numel() for value in self._parameters.values()]
@@ -200,12 +190,7 @@ class DpSgdBaseline(PrivateBaseline):
         return np.flatnonzero(random.random(users) < cohort / users)
 
 
-def clipped_sum(gradients: OuterGradients, bound: float) -> dict[str, Tensor]:
-    """Sum of users' gradients, each clipped to a norm over all parameters, by parameter."""
-    return gradients.weighted_sum(clip_factors(Clip(bound), gradients.norms()))
-
-
-def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
+def _chosen_clip(gradients: _OuterGradients, noise_multiplier: float) -> float:
     """Clip norm of algorithm 2 for the users' gradients; 0 if all are zero.
 
     Args:
@@ -220,7 +205,7 @@ def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
     if noise_decides(noise_multiplier, gradients.coordinates):
         return float(norms[valid].min())
     pairs = {name: (left[valid], right[valid]) for name, (left, right) in gradients.pairs.items()}
-    return optimal_clip(OuterGradients(pairs).dense(), noise_multiplier)
+    return optimal_clip(_OuterGradients(pairs).dense(), noise_multiplier)
 
 
 # A denoising autoencoder trained centrally by DP-SGD on users (DPAE of Fang et al. 2022, tables 8
@@ -236,11 +221,11 @@ def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
 # data of a user. Adam instead of plain gradient descent.
 
 
-class DpAeConfig(DpSgdBaselineConfig, AeConfig):
+class DpAeConfig(_DpSgdBaselineConfig, AeConfig):
     """Settings of the private autoencoder."""
 
 
-class DpAe(DpSgdBaseline):
+class DpAe(_DpSgdBaseline):
     """Denoising autoencoder trained by DP-SGD on users."""
 
     name = "dpae"
@@ -250,8 +235,7 @@ class DpAe(DpSgdBaseline):
 
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise the parameters on the device."""
-        schema = Schema(histories.num_items, FeatureTable(histories.num_items, ()), (), "ranking")
-        self._model = Ae(self.config, schema)
+        self._model = Ae(self.config, histories.schema())
         fresh = self._model.initial(generator)
         return {name: value.to(self.device) for name, value in fresh.items()}
 
@@ -263,14 +247,11 @@ class DpAe(DpSgdBaseline):
             parameters, histories.matrix().to(self.device).unsqueeze(0)
         )[0]
 
-    def dropout(self, users: int, generator: torch.Generator) -> Tensor:
-        """Dropout mask of a step, `bool [users, items]`, true for inputs that pass."""
-        return self._model.draw((1, users), generator).mask[0]
-
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None
-    ) -> OuterGradients:
+        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+    ) -> _OuterGradients:
         """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`."""
+        draw = self._model.draw((1, len(rows)), generator).to(self.device)
         inputs = {}
         outputs = {}
 
@@ -282,10 +263,7 @@ class DpAe(DpSgdBaseline):
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
         }
-        codes = self._model.code(
-            leaves, rows.unsqueeze(0), None if mask is None else mask.unsqueeze(0), record
-        )
-        log_chances = torch.log_softmax(self._model.decode(leaves, codes, record), -1)
+        log_chances, _ = self._model.parts(leaves, rows.unsqueeze(0), draw, tap=record)
         loss = -(log_chances[0] * rows).sum()
         slopes = torch.autograd.grad(loss, list(outputs.values()))
         pairs = {}
@@ -293,7 +271,7 @@ class DpAe(DpSgdBaseline):
         for name, (gradient,) in zip(outputs, slopes, strict=True):
             pairs[f"{name}.weight"] = (inputs[name], gradient)
             pairs[f"{name}.bias"] = (gradient, ones)
-        return OuterGradients(pairs)
+        return _OuterGradients(pairs)
 
 
 # Matrix factorization trained centrally by DP-SGD on users: "SVD" and "MF" with DP and DP-O in
@@ -319,7 +297,7 @@ class DpAe(DpSgdBaseline):
 _INIT_STD = 0.1  # of the factors of items
 
 
-class DpSvdConfig(DpSgdBaselineConfig):
+class DpSvdConfig(_DpSgdBaselineConfig):
     """Settings of matrix factorization by DP-SGD."""
 
     factors: Width = 100
@@ -330,7 +308,7 @@ class DpSvdConfig(DpSgdBaselineConfig):
     """Regularisation of x_u in the users' ridge regressions."""
 
 
-class DpSvd(DpSgdBaseline):
+class DpSvd(_DpSgdBaseline):
     """Item factors trained by DP-SGD on users."""
 
     name = "dp-svd"
@@ -353,8 +331,8 @@ class DpSvd(DpSgdBaseline):
 
     @torch.no_grad()
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None = None
-    ) -> OuterGradients:
+        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+    ) -> _OuterGradients:
         """Gradients of the losses of users, given by `rows`, `float32 [users, items]`; without
         dropout."""
         users, predicted = self._predicted(parameters, rows)
@@ -362,7 +340,7 @@ class DpSvd(DpSgdBaseline):
         pairs = {"items": (slopes, users)}
         if self.config.biases:
             pairs["biases"] = slopes, rows.new_ones(len(rows), 1)
-        return OuterGradients(pairs)
+        return _OuterGradients(pairs)
 
     def _predicted(self, parameters: dict[str, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
         """User factors x_u `[users, factors]` and predictions `[users, items]` from users' rows."""

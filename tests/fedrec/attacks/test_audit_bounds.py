@@ -19,7 +19,7 @@ from fedrec.attacks.bounds import (
 )
 from fedrec.attacks.canaries import Observations, PrivacyClaim
 from fedrec.attacks.verdict import Audited, audit, audit_run
-from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
+from fedrec.baselines.private.ratings import DpsgdPnbmConfig
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon
 
 # Epsilon of a Gaussian release.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private.base import PrivateBaseline
+from fedrec.baselines.private.ranking import PrivateBaseline
 from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.population import Population
 from fedrec.data.reader import data_directory

@@ -12,8 +12,7 @@ import torch
 from torch.utils import _foreach_utils
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.linear import CentralIalsConfig, solved
-from fedrec.baselines.simple import Popularity
+from fedrec.baselines.closed_form import CentralIalsConfig, Popularity, _solved
 from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
@@ -55,7 +54,7 @@ def test_a_large_catalogue_is_refused_with_the_memory_it_takes(caplog, monkeypat
         fitted("ease", histories_of([[0]], 40_000))
     table = dataset([0, 1, 1], [0, 0, 1])
     partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.array([2]))
-    monkeypatch.setattr("fedrec.baselines.linear._MOST_ITEMS", 1)
+    monkeypatch.setattr("fedrec.baselines.closed_form._MOST_ITEMS", 1)
     assert list(evaluated(["ease", "popularity"], table, partition)) == ["popularity"]
     assert "baseline ease is left out: 2 items would take" in caplog.text
 
@@ -131,19 +130,21 @@ def threads_of_steps(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("vae", {"epochs": 1}), ("central", {"epochs": 1}), ("dp-svd", {"steps": 2, "noise": False})],
+    ("name", "options", "many", "threads"),
+    [
+        ("vae", {"epochs": 1}, 1e9, 1),
+        ("vae", {"epochs": 1}, 10_000, 2),
+        ("central", {"epochs": 1}, 1e9, 1),
+        ("dp-svd", {"steps": 2, "noise": False}, 1e9, 1),
+    ],
 )
-def test_small_gradient_steps_take_one_thread(threads_of_steps, liked, others, name, options):
-    """Several would wait for each other after each operation; all are there again afterwards."""
+def test_only_long_gradient_steps_take_all_threads(
+    threads_of_steps, monkeypatch, liked, others, name, options, many, threads
+):
+    """In short ones they would wait for each other; all are there again afterwards."""
+    monkeypatch.setattr("fedrec.baselines.training._MANY", many)
     fitted(name, liked, **options).scores(others)
-    assert set(threads_of_steps) == {1} and torch.get_num_threads() == 2
-
-
-def test_long_gradient_steps_take_all_threads(threads_of_steps, monkeypatch, liked):
-    monkeypatch.setattr("fedrec.baselines.central._MANY", 10_000)
-    fitted("vae", liked, epochs=1)
-    assert set(threads_of_steps) == {2}
+    assert set(threads_of_steps) == {threads} and torch.get_num_threads() == 2
 
 
 # Systems that are trained find the half of the items that each of two groups of users likes.
@@ -362,7 +363,7 @@ def test_ease_is_the_closed_form_of_weighted_rows(rated, rows):
 
 @pytest.mark.parametrize("dense_cells", [0, 100_000], ids=["lanczos", "dense"])
 def test_puresvd_projects_weighted_rows(rated, rows, monkeypatch, dense_cells):
-    monkeypatch.setattr("fedrec.baselines.linear._DENSE_CELLS", dense_cells)
+    monkeypatch.setattr("fedrec.baselines.closed_form._DENSE_CELLS", dense_cells)
     right = np.linalg.svd(rows.astype(float))[2][:4]
     np.testing.assert_allclose(scored("puresvd", rated), rows @ right.T @ right, atol=1e-5)
 
@@ -372,7 +373,7 @@ def test_factors_minimise_a_loss_in_which_a_pair_is_liked_in_part(rated, rows):
     config = CentralIalsConfig(factors=5, weight=3.0, regularisation=0.5)
     generator = torch.Generator().manual_seed(1)
     fixed = torch.randn(50, 5, dtype=torch.float64, generator=generator)
-    own = solved(rated.csr(np.float64, WEIGHT), fixed, config).requires_grad_()
+    own = _solved(rated.csr(np.float64, WEIGHT), fixed, config).requires_grad_()
     shares = torch.from_numpy(np.where(rows == 1, 1.0, np.where(rows > 0, WEIGHT, 0.0)))
     found = own @ fixed.T
     loss = (shares * 3.0 * (1 - found).square() + (1 - shares) * found.square()).sum()

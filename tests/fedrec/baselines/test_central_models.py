@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.pairwise import Graph
+from fedrec.baselines.pairwise import _Graph
 from fedrec.baselines.training import TrainingConfig, Triples, train
 from fedrec.data.client_data import nth_outside
 from fedrec.errors import DataError, ExperimentError
@@ -132,7 +132,7 @@ SMALL = {"factors": 8, "learning_rate": 0.02, "batch_size": 256, "epochs": 1}
 def test_propagation_is_the_dense_formula(layers, liked):
     rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
     expected = dense(liked, layers) @ rows.double()
-    found = Graph(liked.csr()).average(rows, layers).double()
+    found = _Graph(liked.csr()).average(rows, layers).double()
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
@@ -143,7 +143,7 @@ def test_propagation_is_that_of_pytorch_geometric(liked):
     edges = torch.cat([torch.stack([users, items]), torch.stack([items, users])], 1)
     with torch.no_grad():
         expected = model.get_embedding(edges)
-        found = Graph(liked.csr()).average(model.embedding.weight, 3)
+        found = _Graph(liked.csr()).average(model.embedding.weight, 3)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
@@ -152,7 +152,7 @@ def test_rows_of_half_the_size_differ_by_their_rounding(liked):
     before it another time."""
     rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
     operator = dense(liked, 3)
-    found = Graph(liked.csr(), torch.bfloat16).average(rows, 3)
+    found = _Graph(liked.csr(), torch.bfloat16).average(rows, 3)
     difference = (found.double() - operator @ rows.double()).abs()
     assert found.dtype == torch.float32
     assert 0 < difference.max() < 4 * 2**-8 * (operator @ rows.double().abs()).max()

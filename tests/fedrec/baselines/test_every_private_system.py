@@ -13,15 +13,19 @@ from scipy.stats import norm
 
 from fedrec.baselines.base import Histories, Ratings
 from fedrec.baselines.neighbours import profiles_of
-from fedrec.baselines.private.pnbm import error_bound, inclusion, sensitivity
-from fedrec.baselines.private.ratings import DpItemMean, DpItemMeanConfig
+from fedrec.baselines.private.ratings import (
+    DpItemMean,
+    DpItemMeanConfig,
+    _error_bound,
+    _inclusion,
+    sensitivity,
+)
 from fedrec.components import registry
 from fedrec.data.interactions import Feature, FeatureTable, Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.neighbourhood.learned import Bounds, Examples
-from fedrec.neighbourhood.similarity import item_means
+from fedrec.neighbourhood import Bounds, Examples, item_means
 from fedrec.perturb.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
 from fedrec.privacy.accounting.events import NonPrivate
 from fedrec.privacy.config import PrivacyConfig
@@ -312,7 +316,7 @@ def profiles(ratings):
 def test_bounds_of_algorithm_one():
     """1.6, 1.2, 1.0 for C = 10 and ratings from 1 to 5."""
     assert [sensitivity(t, 4.0, 10.0) for t in (1, 2, 3)] == pytest.approx([1.6, 1.2, 1.0])
-    assert error_bound(1, 4.0) == 2 and error_bound(10**9, 4.0) == pytest.approx(0.5)
+    assert _error_bound(1, 4.0) == 2 and _error_bound(10**9, 4.0) == pytest.approx(0.5)
 
 
 def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
@@ -358,8 +362,8 @@ def test_batches_estimate_the_gradient_without_bias(profiles, name):
     if name == "dpps-pnbm":
         system, start = made(name, batch=2000, epsilon=None), random.random((60, 60))
         examples = Examples(profiles, item_means(profiles))
-        exact, _ = examples.gradient(start, np.arange(len(examples)), Bounds(low=1.0, high=5.0))
-        exact = exact + 0.02 / inclusion(profiles, 2000) * start
+        exact = examples.gradient(start, np.arange(len(examples)), Bounds(low=1.0, high=5.0))
+        exact = exact + 0.02 / _inclusion(profiles, 2000) * start
     else:
         system, start = (
             made(name, batch=2000, factors=3, epsilon=None),

@@ -9,7 +9,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.linear import CentralIalsConfig, solved
+from fedrec.baselines.closed_form import CentralIalsConfig, _solved
 from fedrec.baselines.pairwise import _epoch
 from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.baselines.training import _ranked_others
@@ -29,9 +29,9 @@ def test_rows_of_all_lengths_and_none():
     histories = histories_of([[], [3], list(range(40)), [5, 6], list(range(9)), []], 40)
     fixed = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     config = CentralIalsConfig(factors=6)
-    together = solved(histories.csr(), fixed, config)
+    together = _solved(histories.csr(), fixed, config)
     for user in range(6):
-        alone = solved(histories.block(user, user + 1).csr(), fixed, config)[0]
+        alone = _solved(histories.block(user, user + 1).csr(), fixed, config)[0]
         torch.testing.assert_close(alone, together[user], rtol=1e-12, atol=1e-14)
     assert not together[[0, 5]].any() and together[[1, 2, 3, 4]].any(1).all()
 
@@ -45,8 +45,8 @@ def test_a_sweep_gives_the_factors_of_implicit(liked):
     reference = als.AlternatingLeastSquares(**same, use_cg=False, dtype=np.float64, num_threads=1)
     reference.user_factors, reference.item_factors = np.zeros((80, 6)), start.copy()
     reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
-    users = solved(liked.csr(), torch.from_numpy(start), config)
-    items = solved(liked.csr().T.tocsr(), users, config)
+    users = _solved(liked.csr(), torch.from_numpy(start), config)
+    items = _solved(liked.csr().T.tocsr(), users, config)
     np.testing.assert_allclose(users.numpy(), reference.user_factors, rtol=0, atol=1e-10)
     np.testing.assert_allclose(items.numpy(), reference.item_factors, rtol=0, atol=1e-10)
 

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.neighbours import NeighbourConfig, nearest, similarities
+from fedrec.baselines.neighbours import (
+    NeighbourConfig,
+    _nearest_rows,
+    _row_similarities,
+)
 from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
@@ -107,7 +111,7 @@ def test_neighbours_are_those_of_scikit_learn(metric, liked, others):
     tables = [histories.csr().toarray().astype(float) for histories in (liked, others)]
     distances, _ = search.fit(tables[0]).kneighbors(tables[1])
     config, none = NeighbourConfig(neighbours=10, metric=metric), np.full(others.num_users, -1)
-    found = nearest(others.csr(), liked.csr().T.tocsr(), config, none).toarray()
+    found = _nearest_rows(others.csr(), liked.csr().T.tocsr(), config, none).toarray()
     expected = np.maximum(of(distances), 0)
     np.testing.assert_allclose(-np.sort(-found, axis=1)[:, :10], expected, atol=2e-6)
 
@@ -133,7 +137,7 @@ def test_shrinkage_prefers_similarities_that_rest_on_more():
     rows = histories_of([[0], [1, 2, 3]], 6).csr()
     columns = histories_of([[0], [1, 2, 3, 4]], 6).csr().T.tocsr()
     for shrinkage, expected in ((0, [1, 3 / 12**0.5]), (2, [1 / 3, 3 / (12**0.5 + 2)])):
-        found = similarities(rows, columns, "cosine", shrinkage)
+        found = _row_similarities(rows, columns, "cosine", shrinkage)
         assert found.diagonal() == pytest.approx(expected)
 
 
@@ -146,7 +150,7 @@ def test_a_user_is_no_neighbour_of_itself(liked):
     own = liked.matrix()
     # without ids, each user finds itself
     assert ((unknown - own).abs() < 1e-5).all(1).sum() > 0.9 * liked.num_users
-    table = similarities(liked.csr(), liked.csr().T.tocsr(), "cosine")
+    table = _row_similarities(liked.csr(), liked.csr().T.tocsr(), "cosine")
     np.fill_diagonal(table, 0)
     np.testing.assert_allclose(known.max(1).values.numpy(), table.max(1), rtol=1e-6)
     backwards = liked.take(np.arange(liked.num_users)[::-1])

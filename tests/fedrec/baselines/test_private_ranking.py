@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from scipy.sparse.linalg import svds
 from scipy.special import logsumexp, softmax
 
-from fedrec.baselines.private.base import NoisyReleases
+from fedrec.baselines.private.ranking import NoisyReleases
 from fedrec.data.interactions import Feature, FeatureTable, Vectors
 from fedrec.data.population import Population
 from fedrec.evaluation.central import evaluate_baselines
@@ -30,7 +30,7 @@ EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "items": 100}
 
 @pytest.fixture
 def equal_weights(monkeypatch):
-    monkeypatch.setattr("fedrec.baselines.private.base._EXPONENT", 0.0)
+    monkeypatch.setattr("fedrec.baselines.private.ranking._EXPONENT", 0.0)
 
 
 @pytest.fixture(scope="module")

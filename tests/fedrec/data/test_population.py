@@ -126,7 +126,7 @@ class TestPerturbed:
     ],
 )
 def test_a_perturbation_that_gives_something_else_is_named(load_tiny, monkeypatch, changes, words):
-    from fedrec.perturb.simple import RandomReplacement
+    from fedrec.perturb.substitutes import RandomReplacement
 
     def perturb(self, data):
         origin = np.arange(3) if changes is None else data.rows.users

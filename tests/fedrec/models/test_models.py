@@ -8,12 +8,11 @@ from torch import nn
 from torch.distributions import Independent, Multinomial, Normal, kl_divergence
 from torch.nn import functional as F
 
-from fedrec.baselines.central import CentralNeumf, CentralNeumfConfig
+from fedrec.baselines.training import CentralNeumf, CentralNeumfConfig
 from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
-from fedrec.models.mf import Mf, MfConfig
-from fedrec.models.neumf import Neumf, NeumfConfig
+from fedrec.models.mf import Mf, MfConfig, Neumf, NeumfConfig
+from fedrec.models.personal import MetaMf, MetaMfConfig, generate
 from fedrec.models.vae import Ae, Draw, Prior, Vae, VaeConfig, divergence
 from fedrec.protocol.updates import ItemRequests
 from fedrec.rng import torch_stream
@@ -162,7 +161,7 @@ def test_logits_are_those_of_the_centralised_model(factors, tower):
         torch.cat([start[f"{who}.{part}"] for part in parts], -1) for who in ("user", "item")
     )
     found = model.scores({name: value.unsqueeze(0) for name, value in start.items()}, ())[0]
-    torch.testing.assert_close(found, central.joined_logits(user, items))
+    torch.testing.assert_close(found, central._joined_logits(user, items))
 
 
 # Meta matrix factorization: generated parameters and predictions, against dense layers and one-hot

@@ -14,7 +14,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import FeatureTable, Schema, Vectors
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
-from fedrec.models.priors import UserPriors, read_glove, user_priors, word_vectors
+from fedrec.models.priors import _read_glove, _UserPriors, _word_vectors, user_priors
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.models.vae import Vae, VaeConfig
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
@@ -227,7 +227,8 @@ def vae(latent=4, words=WORDS):
 
 
 def quiet(**settings):
-    found = user_priors(PriorsConfig(noise=False, **settings), None, vae())
+    noise = PersonalNoise(epsilon=1.0, participations=1, priors=PriorsConfig())
+    found = user_priors(PriorsConfig(noise=False, **settings), noise, vae())
     assert found is not None
     return found
 
@@ -236,6 +237,7 @@ def test_equation_11_by_loops():
     priors = quiet()
     both, _ = priors.exact(client([0, 1], 2))  # several words: their mean, none: that of all
     np.testing.assert_allclose(both, priors.exact(client(-1, 2))[0])
+    np.testing.assert_allclose(priors.of(client(-1, 2))[0], both, rtol=1e-6)  # without noise
     for gender, work in itertools.product(range(2), range(3)):
         mean, variance = priors.exact(client(gender, work))
         for j in range(4):
@@ -261,7 +263,7 @@ def test_noise_has_the_scale_of_the_budget_and_is_drawn_once_per_user():
     table = [np.full((2, 3000), 0.5), np.full((3, 3000), 0.5)]
     config = PriorsConfig()
     settings = PersonalNoise(budgets="equal", epsilon=2.5e6, participations=3, priors=config)
-    priors = UserPriors(table, [0, 1], config, settings)
+    priors = _UserPriors(table, [0, 1], settings)
     mean, _ = priors.of(client(0, 1, number=7))
     # mean and variance are one release, half of the cost each
     multiplier = settings.prior_multiplier(7) * math.sqrt(2)
@@ -283,11 +285,11 @@ def test_priors_stay_in_their_range_under_any_noise():
 
 
 def test_onehot_vectors_are_in_range_and_tell_words_apart():
-    own = word_vectors(PriorsConfig(), WORDS, 4)
+    own = _word_vectors(PriorsConfig(), WORDS, 4)
     rows = np.concatenate(own)
     assert [len(part) for part in own] == [2, 3] and rows.min() == 0 and rows.max() == 1
     assert len({tuple(row) for row in rows.tolist()}) == 5
-    np.testing.assert_array_equal(own[1], word_vectors(PriorsConfig(), WORDS, 4)[1])
+    np.testing.assert_array_equal(own[1], _word_vectors(PriorsConfig(), WORDS, 4)[1])
 
 
 @pytest.fixture
@@ -300,13 +302,13 @@ def glove(tmp_path):
 
 
 def test_glove_is_looked_up_by_word_and_stretched_to_its_range(glove, caplog):
-    gender, work = word_vectors(PriorsConfig(source=f"glove:{glove}"), WORDS, 4)
+    gender, work = _word_vectors(PriorsConfig(source=f"glove:{glove}"), WORDS, 4)
     raw = np.array([[0, 1, 2, 3], [4, 1, 0, 1], [2, 0, 0, 5], [1, 1, 1, 1]], dtype=float)
     mean = raw.mean(0)  # "none" is not in the file
     every = np.vstack([raw, mean])
     expected = (every - every.min(0)) / (every.max(0) - every.min(0))
     np.testing.assert_allclose(np.concatenate([gender, work]), expected)
-    assert "none" in caplog.text and set(read_glove(glove, ["doctor"])) == {"doctor"}
+    assert "none" in caplog.text and set(_read_glove(glove, ["doctor"])) == {"doctor"}
 
 
 @pytest.mark.parametrize(
@@ -325,7 +327,7 @@ def test_files_that_will_not_do(tmp_path, content, message):
         file.write_text(content)
     digest = "0" * 64 if "match" in message else None
     with pytest.raises(DataError, match=message):
-        word_vectors(PriorsConfig(source=f"table:{file}", sha256=digest), WORDS, 2)
+        _word_vectors(PriorsConfig(source=f"table:{file}", sha256=digest), WORDS, 2)
 
 
 def test_users_without_such_metadata_are_refused():

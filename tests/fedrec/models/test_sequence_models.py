@@ -19,8 +19,8 @@ from fedrec.models.sequential import (
     SasRecConfig,
     sequence_loss,
 )
-from fedrec.nn import functions
-from fedrec.nn.functions import catalogue_cross_entropy
+from fedrec.nn import layers
+from fedrec.nn.layers import catalogue_cross_entropy
 
 ITEMS = 11
 WIDTH = 6
@@ -228,7 +228,7 @@ def test_embeddings_that_dropout_hides_do_not_count(kind, config):
 
 
 def test_the_cross_entropy_and_its_gradient_are_those_of_pytorch(monkeypatch):
-    monkeypatch.setattr(functions, "_LOGITS_AT_ONCE", 40)  # two examples at a time
+    monkeypatch.setattr(layers, "_LOGITS_AT_ONCE", 40)  # two examples at a time
     random = torch.Generator().manual_seed(0)
     hidden, table = (
         torch.randn(2, rows, 3, generator=random, dtype=torch.float64, requires_grad=True)

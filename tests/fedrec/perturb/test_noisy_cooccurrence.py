@@ -14,15 +14,14 @@ from fedrec.errors import ExperimentError
 from fedrec.perturb.noisy_cooccurrence import (
     NoisyCooccurrence,
     NoisyCooccurrenceConfig,
-    NoisyCounts,
+    _linkage,
+    _noisy_release,
+    _NoisyCounts,
+    _profiles,
     binary,
     disclosure,
-    linkage,
-    noisy_release,
-    profiles,
 )
-from fedrec.perturb.simple import RandomReplacement
-from fedrec.perturb.upc_sdg import ReplacementConfig
+from fedrec.perturb.substitutes import RandomReplacement, ReplacementConfig
 from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.statement import report
 
@@ -32,7 +31,7 @@ from fedrec.privacy.statement import report
 def release(matrix, noise, seed=0, **settings):
     settings = {"items": matrix.shape[1], "clip_items": 3, "threshold": 0.0, **settings}
     config = NoisyCooccurrenceConfig.model_construct(epsilon=1.0, **settings)
-    return noisy_release(sparse.csr_array(matrix.astype(float)), noise, config, seed)
+    return _noisy_release(sparse.csr_array(matrix.astype(float)), noise, config, seed)
 
 
 @pytest.fixture
@@ -103,8 +102,8 @@ def test_only_the_most_popular_items_are_in_the_matrix():
 def test_profiles_follow_popularity_then_pairs():
     pairs = np.zeros((4, 4))
     pairs[0, 1] = pairs[1, 0] = pairs[2, 3] = pairs[3, 2] = 5
-    made = NoisyCounts(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0]), pairs, 2.0)
-    users, items = profiles(made, 20_000, 0.0, np.random.default_rng(0))
+    made = _NoisyCounts(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0]), pairs, 2.0)
+    users, items = _profiles(made, 20_000, 0.0, np.random.default_rng(0))
     first = items[np.unique(users, return_index=True)[1]]
     expected = np.array([0.4, 0.3, 0.2, 0.1]) * 20_000
     assert chisquare(np.bincount(first, minlength=4), expected).pvalue > 1e-3
@@ -153,7 +152,7 @@ def replaced(data, ratio, seed=0):
 def test_linkage_by_hand(two_tastes, ratio):
     found = replaced(two_tastes, ratio).rows
     expected = by_hand(two_tastes.rows, found)
-    assert linkage(binary(two_tastes.rows), binary(found)) == pytest.approx(expected, abs=1e-9)
+    assert _linkage(binary(two_tastes.rows), binary(found)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_shares_of_what_is_kept(two_tastes):

@@ -16,17 +16,9 @@ from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import load
-from fedrec.perturb.simple import randomised_response
+from fedrec.perturb import targeted
 from fedrec.perturb.targeted import (
     TargetedConfig,
-    coin_flip,
-    guarantee,
-    inclination,
-    most_stereotypical,
-    perturb_profiles,
-    protected_count,
-    stereotypicality,
-    summary,
 )
 
 # The mechanisms follow the equations: frequencies of all outcomes against their probabilities.
@@ -40,7 +32,7 @@ def test_coin_flip_of_one_slot(num_values):
     epsilon = 0.8
     real = np.full(DRAWS, 4 * num_values + num_values - 1)
     sizes = {"num_items": 6, "num_values": num_values, "epsilon": epsilon}
-    code = coin_flip(real, np.array([1, 4]), random=np.random.default_rng(0), **sizes)
+    code = targeted._coin_flip(real, np.array([1, 4]), random=np.random.default_rng(0), **sizes)
     keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
     chance = np.zeros((6, num_values))
     chance[[0, 2, 3, 5]] = (1 - keep) / (4 * num_values)
@@ -54,7 +46,7 @@ def test_coin_flip_of_one_slot(num_values):
 @pytest.mark.parametrize("num_values", [1, 2])
 def test_randomised_response_of_one_slot(num_values):
     epsilon, outcomes = 1.2, 5 * num_values
-    code = randomised_response(
+    code = targeted._randomised_response(
         np.full(DRAWS, 3 * num_values),
         num_items=5,
         num_values=num_values,
@@ -71,7 +63,7 @@ SIZES = {"num_values": 1, "epsilon": 1.0, "random": np.random.default_rng(0)}
 
 def test_a_client_without_unvisited_items_is_refused():
     with pytest.raises(DataError, match="unvisited"):
-        coin_flip(np.arange(4), np.arange(4), num_items=4, **SIZES)
+        targeted._coin_flip(np.arange(4), np.arange(4), num_items=4, **SIZES)
 
 
 # Whole datasets: the perturbed users, the unchanged rows, and that devices train on the result.
@@ -89,7 +81,7 @@ def done(world, *, with_ratings=True, **settings):
     """The training rows of the small world, and their perturbation."""
     data = training(world().interactions, world().partition, with_ratings)
     config = TargetedConfig.parse({"attribute": "gender", "epsilon": 0.1, **settings})
-    return data, perturb_profiles(data, config, 7)
+    return data, targeted._perturb_profiles(data, config, 7)
 
 
 @pytest.mark.parametrize(("rated", "budget"), [(True, 0.0), (False, 0.0), (True, 1.0)])
@@ -105,7 +97,7 @@ def test_fakes_are_unvisited_and_ratings_are_of_the_scale(world):
     data = training(world().interactions, world().partition)
     real, config = data.rows, TargetedConfig(attribute="gender", epsilon=0.1)
     for seed in range(50):
-        learned, *_ = perturb_profiles(data, config, seed)
+        learned, *_ = targeted._perturb_profiles(data, config, seed)
         for row in range(len(real)):
             own = real.items[real.users == real.users[row]]
             assert learned.items[row] == real.items[row] or learned.items[row] not in own
@@ -119,7 +111,7 @@ def test_each_client_has_its_own_stream(world):
     for client in guarantees:
         rows = np.flatnonzero(data.rows.users == client)
         own = dataclasses.replace(data, rows=data.rows.with_rows(rows))
-        assert (perturb_profiles(own, config, 7)[0].items == learned.items[rows]).all()
+        assert (targeted._perturb_profiles(own, config, 7)[0].items == learned.items[rows]).all()
 
 
 def test_the_most_stereotypical_rows_are_protected(load_tiny):
@@ -131,10 +123,10 @@ def test_the_most_stereotypical_rows_are_protected(load_tiny):
     trains = np.isin(np.arange(data.num_users), partition.training_clients)
     given, groups = trains[rows.users], np.where(trains, gender, -1)
     sizes = {"num_groups": 2, "num_items": data.num_items}
-    shares = inclination(rows.users[given], rows.items[given], groups, **sizes)
-    scores = stereotypicality(*shares)[gender[rows.users], rows.items]
+    shares = targeted._inclination(rows.users[given], rows.items[given], groups, **sizes)
+    scores = targeted._stereotypicality(*shares)[gender[rows.users], rows.items]
     config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.6)
-    _, protected, _ = perturb_profiles(training(data, partition), config, 0)
+    _, protected, _ = targeted._perturb_profiles(training(data, partition), config, 0)
     taken = np.isin(np.arange(len(rows)), protected)
     for user in range(data.num_users):
         own = rows.users == user
@@ -169,8 +161,8 @@ def test_guarantees_are_those_of_each_client(world):
         own = data.items[data.users == client]
         sizes = {"own_items": len(set(own)), "rows": len(own), "num_values": values}
         sizes["protected"] = len(own)
-        assert one == guarantee(config(0.1), num_items=6, **sizes)
-    table = summary(np.ones(len(protected), bool), guarantees.values())
+        assert one == targeted._guarantee(config(0.1), num_items=6, **sizes)
+    table = targeted._summary(np.ones(len(protected), bool), guarantees.values())
     assert (table["protected"], table["changed"]) == (len(data), 1)
     assert table["epsilon"]["true, whole profile"]["max"] == float("inf")
 
@@ -198,19 +190,19 @@ def test_a_run_reports_the_guarantee_of_its_perturbation(run_tiny):
 @pytest.mark.parametrize(("rows", "budget", "count"), [(10, 0.7, 3), (165, 0.3, 116), (1, 1.0, 0)])
 def test_the_count_is_the_ceiling_of_the_decimal_fraction(rows, budget, count):
     """In floats (1 - .7) * 10 is above 3, and its ceiling 4."""
-    assert protected_count(rows, budget) == count
+    assert targeted._protected_count(rows, budget) == count
 
 
 def test_the_highest_scores_are_taken():
     scores = np.array([0.1, -1.0, 0.9, 0.3])
-    assert most_stereotypical(scores, 2, np.random.default_rng(0)).tolist() == [2, 3]
-    assert most_stereotypical(scores, 0, np.random.default_rng(0)).tolist() == []
+    assert targeted._most_stereotypical(scores, 2, np.random.default_rng(0)).tolist() == [2, 3]
+    assert targeted._most_stereotypical(scores, 0, np.random.default_rng(0)).tolist() == []
 
 
 def test_ties_are_broken_at_random():
     random = np.random.default_rng(0)
     taken = np.bincount(
-        np.concatenate([most_stereotypical(np.zeros(5), 1, random) for _ in range(500)]),
+        np.concatenate([targeted._most_stereotypical(np.zeros(5), 1, random) for _ in range(500)]),
         minlength=5,
     )
     assert taken.min() > 60 and taken.max() < 140  # 100 each; five standard deviations are 45
@@ -225,10 +217,10 @@ def test_two_groups_by_hand():
     groups = np.array([0, 0, 1, 1, 1, -1])
     users = np.array([0, 0, 0, 1, 2, 3, 4, 4, 5, 5])
     items = np.array([0, 0, 1, 1, 0, 0, 2, 2, 2, 3])
-    inside, outside = inclination(users, items, groups, num_groups=2, num_items=5)
+    inside, outside = targeted._inclination(users, items, groups, num_groups=2, num_items=5)
     assert inside == pytest.approx(np.array([[1 / 2, 1, 0, 0, 0], [2 / 3, 0, 1 / 3, 0, 0]]))
     assert outside == pytest.approx(inside[::-1])
-    score = stereotypicality(inside, outside)
+    score = targeted._stereotypicality(inside, outside)
     assert score[0] == pytest.approx([(1 / 2 - 2 / 3) / (2 / 3), 1, -1, 0, 0])
     assert score[1] == pytest.approx(-score[0])  # the sign I_a(u) of equation 1
 
@@ -236,10 +228,10 @@ def test_two_groups_by_hand():
 def test_three_groups_are_each_compared_with_all_others():
     groups = np.array([0, 1, 2, 2])
     users, items = np.array([0, 2, 3, 1]), np.array([0, 0, 1, 1])
-    inside, outside = inclination(users, items, groups, num_groups=3, num_items=2)
+    inside, outside = targeted._inclination(users, items, groups, num_groups=3, num_items=2)
     assert inside == pytest.approx(np.array([[1, 0], [0, 1], [1 / 2, 1 / 2]]))
     assert outside == pytest.approx(np.array([[1 / 3, 2 / 3], [2 / 3, 1 / 3], [1 / 2, 1 / 2]]))
-    assert stereotypicality(inside, outside)[0] == pytest.approx([2 / 3, -1])
+    assert targeted._stereotypicality(inside, outside)[0] == pytest.approx([2 / 3, -1])
 
 
 # True epsilons by enumeration of all outcomes of the equations, against the formulas.
@@ -300,7 +292,7 @@ def enumerated(outcomes, num_items, size, differ, values=1):
 def test_figures_of_the_poster(epsilon, values, odds):
     """ML-1M: 165 interactions, 3706 items, with and without five rating values."""
     sizes = {"num_items": 3706, "own_items": 165, "rows": 165, "protected": 165}
-    found = guarantee(config(epsilon), **sizes, num_values=values)
+    found = targeted._guarantee(config(epsilon), **sizes, num_values=values)
     assert found[ODDS] == pytest.approx(odds, abs=0.005)
 
 
@@ -319,7 +311,7 @@ def test_the_formulas_are_the_enumerated_likelihood_ratios(num_items, size, valu
         return coin_flip_outcomes(profile, num_items, epsilon, values=values)
 
     counts = dict.fromkeys(("own_items", "rows", "protected"), size)
-    found = guarantee(config(epsilon), num_items=num_items, num_values=values, **counts)
+    found = targeted._guarantee(config(epsilon), num_items=num_items, num_values=values, **counts)
     if size == 1:
         assert found[SLOT] == found[ITEM] == found[PROFILE]
     odds = math.log((num_items - size) * values) + epsilon

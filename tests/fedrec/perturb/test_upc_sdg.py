@@ -10,28 +10,32 @@ from scipy.stats import chisquare
 
 from fedrec.data.perturbation import Perturbed
 from fedrec.errors import DataError
-from fedrec.perturb.generator import (
-    Attention,
-    AttentionConfig,
-    Generator,
-    GeneratorConfig,
-    attention_weights,
-    gumbel_softmax,
-    losses,
-    train_attention,
-    train_generator,
-)
-from fedrec.perturb.simple import RandomisedResponse, RandomisedResponseConfig, RandomReplacement
 from fedrec.perturb.substitutes import (
+    RandomReplacement,
     Similarity,
-    drawn_by_weight,
+    _drawn_by_weight,
+    lowest,
     mean_similarity,
     measured_similarity,
     random_substitutes,
+    replaced_counts,
     scored_substitutes,
     trained_embeddings,
 )
-from fedrec.perturb.upc_sdg import UpcSdg, UpcSdgConfig, lowest, replaced_counts
+from fedrec.perturb.targeted import RandomisedResponse, RandomisedResponseConfig
+from fedrec.perturb.upc_sdg import (
+    AttentionConfig,
+    GeneratorConfig,
+    UpcSdg,
+    UpcSdgConfig,
+    _Attention,
+    _attention_weights,
+    _Generator,
+    _gumbel_softmax,
+    _losses,
+    _train_attention,
+    _train_generator,
+)
 from fedrec.rng import torch_stream
 
 # UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and k.
@@ -72,12 +76,12 @@ class TestAttention:
         logits, place = torch.tensor([0.3, -1.0, 2.0, 0.0]).double(), torch.tensor([0, 0, 0, 2])
         for beta in (0.0, 0.4, 1.0):
             wanted = logits[:3].exp() / logits[:3].exp().sum() ** beta
-            assert torch.allclose(attention_weights(logits, place, 3, beta)[:3], wanted)
+            assert torch.allclose(_attention_weights(logits, place, 3, beta)[:3], wanted)
 
     def test_equations_three_to_six_by_hand(self, embeddings):
         users, items = (part.double() for part in embeddings)
         generator = torch.Generator().manual_seed(1)
-        made = Attention(AttentionConfig(beta=0.5, hidden=5), 8, generator).double()
+        made = _Attention(AttentionConfig(beta=0.5, hidden=5), 8, generator).double()
         own, place = [torch.tensor([3, 4, 9]), torch.tensor([7])], torch.tensor([0, 0, 0, 1])
         total = 0.0
         for p, those in zip(users[:2], own, strict=True):
@@ -90,9 +94,9 @@ class TestAttention:
         assert torch.allclose(made.loss(users[:2], place, items[torch.cat(own)]), total)
 
     def test_training_lowers_the_loss(self, two_tastes, embeddings, monkeypatch):
-        monkeypatch.setattr("fedrec.perturb.generator._BATCH_ROWS", 64)
+        monkeypatch.setattr("fedrec.perturb.upc_sdg._BATCH_ROWS", 64)
         config, random = AttentionConfig(epochs=30, dropout=0), torch_stream(0, "t")
-        logits, found = train_attention(config, two_tastes.rows, *embeddings, random)
+        logits, found = _train_attention(config, two_tastes.rows, *embeddings, random)
         assert found[-1] < 0.9 * found[0]
         assert logits.shape == (len(two_tastes.rows),)
         assert np.isfinite(logits).all()
@@ -103,7 +107,7 @@ class TestAttention:
         order = np.random.default_rng(1).permutation(20)
         config = AttentionConfig(epochs=1)
         one, other = (
-            train_attention(config, data.rows, *embeddings, torch_stream(0, "t"))[0]
+            _train_attention(config, data.rows, *embeddings, torch_stream(0, "t"))[0]
             for rows in (np.arange(20), order)
             for data in [make_data(users[rows], items[rows], 60, 40)]
         )
@@ -115,7 +119,7 @@ class TestGenerator:
         """Equation 11 is equation 12's limit: chi-square of the arg max, at any temperature."""
         logits = torch.tensor([0.0, 1.0, -0.5, 2.0])
         random = torch.Generator().manual_seed(0)
-        drawn = gumbel_softmax(logits.repeat(20_000, 1), 0.7, random).argmax(dim=1).numpy()
+        drawn = _gumbel_softmax(logits.repeat(20_000, 1), 0.7, random).argmax(dim=1).numpy()
         wanted = torch.softmax(logits, 0).numpy() * 20_000
         counts = np.bincount(drawn, minlength=4)
         assert chisquare(counts, wanted, sum_check=False).pvalue > 1e-3
@@ -127,7 +131,7 @@ class TestGenerator:
         originals, others = torch.tensor([3, 5, 9]), torch.tensor([8, 1, 30])
         gamma = 0.3
         mixture = torch.nn.functional.one_hot(others, 40).float()
-        privacy, utility = losses(similarity, users[:3], originals, gamma, mixture, items)
+        privacy, utility = _losses(similarity, users[:3], originals, gamma, mixture, items)
         alike = similarity.between(originals, others)
         assert privacy.item() == pytest.approx(torch.relu(alike - gamma).sum().item(), abs=1e-5)
         wanted = -torch.sigmoid((users[:3] * items[others]).sum(1)).log().sum()
@@ -144,7 +148,7 @@ class TestGenerator:
         chosen = rows.user_order[rows.user_offsets[:-1]]
         slow = GeneratorConfig(temperature=0.2, steps=900, candidates=40, learning_rate=0.05)
         similarity, random = Similarity(items, definition), torch_stream(0, "t")
-        made, _ = train_generator(slow, rows, chosen, gamma, users, similarity, random)
+        made, _ = _train_generator(slow, rows, chosen, gamma, users, similarity, random)
 
         @torch.no_grad()
         def scores(some):
@@ -160,14 +164,14 @@ class TestGenerator:
 
     def test_the_softmax_has_no_item_of_the_user(self, make_data, embeddings, monkeypatch):
         """A user with all items but one gets that one as the only candidate with weight."""
-        monkeypatch.setattr("fedrec.perturb.generator._PRIVACY_WEIGHT", 0.0)
+        monkeypatch.setattr("fedrec.perturb.upc_sdg._PRIVACY_WEIGHT", 0.0)
         data = make_data([0] * 39, list(range(39)), 1, 40)
         users, items = embeddings
         config, similarity = GeneratorConfig(steps=3, candidates=40), Similarity(items, "paper")
         given = data.rows, np.array([0]), 1.0, users[:1], similarity, torch_stream(0, "t")
-        made, found = train_generator(config, *given)
+        made, found = _train_generator(config, *given)
         only = -torch.sigmoid(users[0] @ items[39]).log().item()
-        assert isinstance(made, Generator) and found == pytest.approx([only] * 3, rel=1e-5)
+        assert isinstance(made, _Generator) and found == pytest.approx([only] * 3, rel=1e-5)
 
 
 class TestWhole:
@@ -351,12 +355,12 @@ def test_items_are_those_of_the_cumulative_sums(items):
     uniform = random.random((6, 16))
     pairs = zip(weights.cumsum(axis=1), uniform, strict=True)
     wanted = [np.searchsorted(own, shares * own[-1], side="right") for own, shares in pairs]
-    assert (drawn_by_weight(weights, uniform) == np.array(wanted)).all()
+    assert (_drawn_by_weight(weights, uniform) == np.array(wanted)).all()
 
 
 def test_nothing_without_weight_is_drawn_at_either_end():
     """The smallest and the largest share, with weight in the middle alone."""
     weights = np.zeros((1, 800), dtype=np.float32)
     weights[0, [300, 310]] = 0.1, 0.3
-    found = drawn_by_weight(weights, np.array([[0.0, np.nextafter(1.0, 0.0)]]))
+    found = _drawn_by_weight(weights, np.array([[0.0, np.nextafter(1.0, 0.0)]]))
     assert found.tolist() == [[300, 310]]

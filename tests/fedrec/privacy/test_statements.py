@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from scipy.stats import geom, logser, poisson
 
 from fedrec.errors import ExperimentError
-from fedrec.neighbourhood.learned import scaled
+from fedrec.neighbourhood import scaled
 from fedrec.privacy.accounting.accountant import LAWS, Accountant, RandomTrials
 from fedrec.privacy.accounting.rdp import INTEGER_ORDERS
 from fedrec.privacy.clipping import Clip

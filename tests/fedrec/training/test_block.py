@@ -15,7 +15,6 @@ from fedrec.nn.layers import (
     gather_rows,
     mean_rows,
     perceptron,
-    pooled_rows,
     row_shares,
     weighted_cross_entropy,
 )
@@ -78,7 +77,7 @@ def test_rows_are_averaged_over_the_codes_that_are_there():
     table = torch.tensor([[[1.0, 10], [2, 20], [3, 30]]])
     codes = torch.tensor([[[0, 2], [1, -1], [-1, -1]]])
     expected = [[[2, 20], [2, 20], [0, 0]]]
-    assert pooled_rows(table, codes).tolist() == expected
+    assert mean_rows(table, codes).tolist() == expected
     assert mean_rows(table, row_shares(codes, 3)).tolist() == expected
 
 

@@ -18,7 +18,7 @@ from fedrec.data.splits.folds import LeaveOneOut
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import load
 from fedrec.models.base import Model
-from fedrec.models.metamf import generate
+from fedrec.models.personal import generate
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream

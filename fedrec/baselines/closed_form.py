@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear item-to-item systems, and systems that rank items by their vectors."""
+"""Systems that are computed without gradients: random order, popularity, own items again, a Markov
+chain of items, linear item-to-item systems, and systems that rank items by their vectors."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -15,11 +17,118 @@ from scipy.sparse.linalg import svds
 from torch import Tensor
 
 from fedrec.baselines.base import Baseline, Histories, Sparse, TooLarge
-from fedrec.config import Width
-from fedrec.data.interactions import FeatureNames, LowRatedConfig
+from fedrec.config import Config, Width
+from fedrec.data.interactions import FeatureNames, LowRatedConfig, RecencyConfig, recent_weights
 from fedrec.rng import stream, torch_stream
 from fedrec.sums.fold_in import MapConfig, content_columns, content_names, mapped, similarities
-from fedrec.sums.products import item_weights
+from fedrec.sums.products import item_weights, multipliers, transition_sums
+
+# Items in random order, the weakest baseline.
+# Of M items a user with n known ones gets each held-out positive into the first k positions with
+# probability k / (M - n).
+
+
+class RandomConfig(Config):
+    """Settings of the random order."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order."""
+
+
+class Random(Baseline):
+    """Uniform random scores, fixed for each user."""
+
+    name = "random"
+    Config = RandomConfig
+    config: RandomConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Do nothing: random scores need no training."""
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Scores `float32 [users, items]` in [0, 1), seeded by the user's number, or its items."""
+        rows = []
+        for user in range(histories.num_users):
+            items = histories.items[histories.offsets[user] : histories.offsets[user + 1]]
+            users = histories.users
+            number = zlib.crc32(items.tobytes()) if users is None else int(users[user])
+            random = stream(self.config.seed, "baseline-random", number)
+            rows.append(random.random(histories.num_items, np.float32))
+        table = np.stack(rows) if rows else np.zeros((0, histories.num_items), np.float32)
+        return torch.from_numpy(table)
+
+
+# A Markov chain over the items of users' sequences (`fedrec.sums.products`): the items that follow
+# a user's last ones.
+#
+# It needs the order of users' items. It has no user parameters, so it also scores users that it was
+# not fitted to. Sums are sparse; a block of users is scored from the rows of their last items.
+
+
+class TransitionsBaseline(Baseline):
+    """Markov chain of items: sums of the transitions in users' sequences."""
+
+    name = "transitions"
+    Config = RecencyConfig
+    paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
+    ordered = True
+    config: RecencyConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Sum and normalise the transitions of all users."""
+        ordered = histories.in_order()
+        total = transition_sums(ordered.offsets, ordered.items, ordered.num_items, self.config)
+        left, right = multipliers(total.sum(1), total.sum(0))
+        weights = sparse.diags_array(left) @ total @ sparse.diags_array(right)
+        self._weights: Sparse = sparse.csr_array(weights.astype(np.float32))
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Sums of transition weights from each user's last items, `float32 [users, items]`."""
+        ordered = histories.in_order()
+        recent = recent_weights(ordered.offsets, ordered.items, ordered.num_items, self.config)
+        return torch.from_numpy((sparse.csr_array(recent) @ self._weights).toarray())
+
+
+# Popularity: every user gets the items that most training users like. The simplest baseline of
+# recommenders.
+
+
+class Popularity(Baseline):
+    """Popularity ranking by number of positive interactions."""
+
+    name = "popularity"
+
+    def fit(self, histories: Histories) -> None:
+        """Count the positive interactions of the training users."""
+        counts = np.bincount(histories.items, minlength=histories.num_items)
+        self._counts = torch.from_numpy(counts.astype(np.float32))
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Counts, equal for all users, as `float32 [users, items]` (a view; do not write to it)."""
+        return self._counts.expand(histories.num_users, -1)
+
+
+# Repeat: the user's own items first, by count, then the most popular items.
+#
+# On data where the same pair occurs again and again (Frappe: five rows per pair), a row-level
+# evaluation mostly measures whether a system recommends what the user already uses. This baseline
+# does nothing else, and should be reported with every such result. On data without repeats it
+# equals popularity.
+
+
+class RepeatBaseline(Popularity):
+    """Ranking by the user's own interaction count, ties by popularity."""
+
+    name = "repeat"
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """User's own count plus popularity, scaled into [0, 1) so that it only breaks ties,
+        `float32 [users, items]`."""
+        shape = histories.num_users, histories.num_items
+        cells = histories.rows() * histories.num_items + histories.items
+        counts = np.bincount(cells, minlength=shape[0] * shape[1]).astype(np.float32)
+        return torch.from_numpy(counts).view(shape) + self._counts / (self._counts.max() + 1)
+
 
 # Implicit alternating least squares (Hu, Koren and Volinsky 2008; Rendle et al. 2021).
 #
@@ -77,16 +186,16 @@ class CentralIals(Baseline):
         items = torch.randn(histories.num_items, width, generator=generator) * (0.1 / width**0.5)
         self._items = items.to(self.device)
         for _ in range(self.config.sweeps):
-            users = solved(by_user, self._items, self.config)
-            self._items = solved(by_item, users, self.config)
+            users = _solved(by_user, self._items, self.config)
+            self._items = _solved(by_item, users, self.config)
 
     def scores(self, histories: Histories) -> Tensor:
         """Scores from item factors and newly solved user factors, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
-        return solved(rows, self._items, self.config) @ self._items.T
+        return _solved(rows, self._items, self.config) @ self._items.T
 
 
-def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
+def _solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
     """Solve for the factors of each row given those of the columns; zero for an empty row.
 
     Args:
@@ -224,7 +333,7 @@ class Puresvd(Baseline):
     def fit(self, histories: Histories) -> None:
         """Find the singular vectors, by Lanczos iteration in float64."""
         rows = histories.csr(np.float64, self.config.low_rated)
-        right = right_singular_vectors(rows, self.config.factors)
+        right = _right_singular_vectors(rows, self.config.factors)
         self._items = torch.from_numpy(right.T.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
@@ -233,7 +342,7 @@ class Puresvd(Baseline):
         return torch.from_numpy(rows @ self._items.numpy()) @ self._items.T
 
 
-def right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
+def _right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
     """Leading right singular vectors, `float64 [number, columns]`, of a sparse matrix `float64
     [rows, columns]`; at most all."""
     rank = min(number, *rows.shape)
@@ -282,7 +391,7 @@ class GfCf(Baseline):
             sparse.diags_array(_inverse(users)) @ rows @ sparse.diags_array(_inverse(items))
         )
         self._filter = shares.astype(np.float32)
-        right = right_singular_vectors(shares, self.config.factors)
+        right = _right_singular_vectors(shares, self.config.factors)
         self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
         self._out = torch.from_numpy((_LOW_PASS * right * items).astype(np.float32))
 
@@ -400,7 +509,7 @@ class ContentMap(Baseline):
             gram = torch.from_numpy((rows.T @ rows).toarray())
             weights = item_weights(gram, self.config.regularisation)
             return torch.eye(len(weights), dtype=torch.float64), weights.T
-        vectors = right_singular_vectors(rows, self.config.factors)
+        vectors = _right_singular_vectors(rows, self.config.factors)
         lengths = np.linalg.norm(rows @ vectors.T, axis=0)
         large = lengths > _NEGLIGIBLE * lengths.max(initial=0.0)
         factors = torch.from_numpy(vectors[large].T.copy())
