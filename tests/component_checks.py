@@ -37,7 +37,7 @@ from fedrec.testing import (
 )
 from server.samplers import Sampler
 from simulations.contracts.base import same_bits, unchanged
-from simulations.poisoning.base import Poisoning
+from simulations.poisoning import Poisoning
 
 CLIENTS = 2 * np.arange(40) + 7
 SAMPLED = 60

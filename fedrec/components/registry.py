@@ -241,7 +241,7 @@ MECHANISM = Kind(
 POISONING = Kind(
     "poisoning",
     "simulations.poisoning",
-    "simulations.poisoning.base:Poisoning",
+    "simulations.poisoning:Poisoning",
     table="adversary.attack",
 )
 COMPRESSION = Kind("compression", "fedrec.compression", "fedrec.compression.codec:Compression")

@@ -28,7 +28,7 @@ from fedrec.testing import ModelContract
 from server.callbacks.base import Callback
 from server.samplers import FixedSizeSampler
 from simulations.attacks.inference import Fit
-from simulations.poisoning.profiles import RandomProfiles
+from simulations.poisoning import RandomProfiles
 from strategies.optimisers import Reptile
 from tests.clients import oracles
 

@@ -24,7 +24,7 @@ from fedrec.models.mf import IalsConfig as ModelConfig
 from fedrec.sums.products import item_scale, item_weights
 from server.privacy.phase_plans import PhasePlans
 from simulations import runner
-from simulations.poisoning.base import UpdatePoisoning
+from simulations.poisoning import UpdatePoisoning
 from tests.runs import assert_same_run, parameters_in, resumed
 
 
