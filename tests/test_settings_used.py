@@ -22,7 +22,7 @@ from fedrec.experiment.loading import read, shipped_experiments
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 from fedrec.runtime.files import read_toml
 from simulations.cli.listing import SECTIONS
 from simulations.deployment.layout import DeploymentConfig

@@ -16,7 +16,7 @@ from scipy.linalg import toeplitz
 from fedrec.config import Config, fits
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
-from fedrec.privacy.mechanisms.banded import inverse
+from fedrec.privacy.mechanisms import inverse
 from fedrec.rng import stream
 
 # The privacy claim of a run as an audit tests it, and the distribution of its canaries' scores.

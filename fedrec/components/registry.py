@@ -235,7 +235,7 @@ ATTACK = Kind("attack", "simulations.attacks", "simulations.attacks.base:Attack"
 MECHANISM = Kind(
     "mechanism",
     "fedrec.privacy.mechanisms",
-    "fedrec.privacy.mechanisms.base:Mechanism",
+    "fedrec.privacy.mechanisms:Mechanism",
     table="privacy.mechanism",
 )
 POISONING = Kind(

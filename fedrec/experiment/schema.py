@@ -36,7 +36,7 @@ from fedrec.experiment.tables import (
     EvaluationConfig,
     SecureAggregationConfig,
 )
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 
 
 class Experiment(DataSettings):

@@ -15,9 +15,8 @@ from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.rdp import amplified
 from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Scheduled
-from fedrec.privacy.config import Budget, PrivacyConfig
-from fedrec.privacy.mechanisms.base import has_memory
-from fedrec.privacy.plan import Plan, default_delta
+from fedrec.privacy.mechanisms import has_memory
+from fedrec.privacy.plan import Budget, Plan, PrivacyConfig, default_delta
 
 # Caveats of an epsilon: its assumptions and limits, selected by the plan.
 

@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import (
     EvaluateOrder,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.secure import MaskOrder
 from fedrec.protocol.updates import Change

@@ -16,8 +16,8 @@ from flwr.serverapp.strategy import Strategy
 from fedrec.errors import RunError
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.plan import PrivacyConfig
 from fedrec.rng import source_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import finite, read_json, write_atomically

@@ -24,8 +24,7 @@ from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import CorrelatedRounds, Event
 from fedrec.privacy.accounting.sampling import FixedSize, Full
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.statement import SIMULATION, caveats
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts

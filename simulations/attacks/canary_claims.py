@@ -29,11 +29,9 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import CorrelatedRounds
-from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Charge, Ledger
-from fedrec.privacy.mechanisms.banded import Banded
-from fedrec.privacy.mechanisms.base import Gaussian
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.mechanisms import Banded, Gaussian, inverse
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.serialization import from_record, zero_copy_arrays
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -335,7 +333,7 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
         delta=plan.delta,
         epsilon=accountant.epsilon(plan.delta).epsilon,
         mixing=(
-            tuple(mechanism.mixing(rounds).tolist())
+            tuple(inverse(mechanism.column, rounds).tolist())
             if correlated and isinstance(mechanism, Banded)
             else None
         ),

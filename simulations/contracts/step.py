@@ -20,17 +20,11 @@ from clients.step import Step, private_names
 from clients.steps.descent import Update
 from fedrec.components.registry import STEP
 from fedrec.data.client_data import ClientData
-from fedrec.privacy.clipping import Clip
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Clip, Protection
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
-from simulations.contracts.base import (
-    RunContract,
-    assert_close,
-    same_bits,
-    unchanged,
-)
+from simulations.contracts.base import RunContract, assert_close, same_bits, unchanged
 
 CLIP_NORM = 0.01
 FEW = 5

@@ -19,9 +19,8 @@ from clients.sums import UpdateSum
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
-from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_order
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record

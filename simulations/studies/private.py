@@ -27,8 +27,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import DataSettings
-from fedrec.privacy.accounting.accountant import RandomTrials
-from fedrec.privacy.accounting.backends import rdp_total
+from fedrec.privacy.accounting.accountant import RandomTrials, rdp_total
 from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder

@@ -23,7 +23,7 @@ from fedrec.models.metamf import generate
 from fedrec.models.pnbm import Pnbm, PnbmConfig
 from fedrec.neighbourhood.learned import Bounds, Examples, Rest, own_gradient
 from fedrec.neighbourhood.similarity import Profiles
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
 from fedrec.protocol.orders import ItemQuery, TrainOrder

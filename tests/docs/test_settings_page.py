@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedrec.components.registry import KINDS, available, ours, settings_of
 from fedrec.config import Config
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 from simulations.cli.listing import SECTIONS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "settings_page.py"

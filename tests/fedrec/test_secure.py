@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import SecureAggregationConfig
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.secure import SEALED_BYTES
 from fedrec.protocol.updates import SparseUpdate

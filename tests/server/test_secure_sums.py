@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 
 from clients.app import node_of
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import pack_masked, pack_order, pack_sum
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.secure import ShareReply, UnmaskReply

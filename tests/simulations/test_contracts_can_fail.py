@@ -23,7 +23,7 @@ from fedrec.errors import ClientError
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
 from fedrec.perturb.simple import RandomReplacement
-from fedrec.privacy.mechanisms.base import Gaussian
+from fedrec.privacy.mechanisms import Gaussian
 from fedrec.testing import ModelContract
 from server.callbacks.base import Callback
 from server.samplers import FixedSizeSampler

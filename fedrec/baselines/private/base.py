@@ -29,12 +29,11 @@ from torch import Tensor
 from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
+from fedrec.privacy import mechanisms
 from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import base as mechanisms
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.rng import NoiseSource, source_of
 from fedrec.sums.products import packed, unpacked
 

@@ -28,7 +28,7 @@ from fedrec.config import Width
 from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 from fedrec.rng import torch_stream
 from fedrec.sums import fold_in, products
 from fedrec.sums.fold_in import LearnedConfig, LogLinear, PublicPriorConfig

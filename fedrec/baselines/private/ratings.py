@@ -12,9 +12,8 @@ from fedrec.config import Width
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import Gradient, langevin, means_of, rating_sums, scaled
 from fedrec.neighbourhood.similarity import Profiles, item_means
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import base as mechanisms
-from fedrec.privacy.plan import Plan
+from fedrec.privacy import mechanisms
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.statement import Stated, report
 from fedrec.rng import source_of, stream
 from fedrec.sums.products import descend_factors

@@ -13,7 +13,7 @@ import pandas as pd
 from fedrec.errors import ExperimentError, RunError
 from fedrec.evaluation.tables import group_gaps, main_metric
 from fedrec.experiment.schema import leak_words, marked
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 from fedrec.report.comparison import compare
 from fedrec.report.formats import INTERVAL, comparison_cells, comparison_notes
 from fedrec.report.inputs import BUDGETS, DIFFERENT, inputs_line, system_inputs

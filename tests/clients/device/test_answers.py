@@ -30,7 +30,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError, RefusalError
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import phases_of
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import HELLO, INITIAL, pack_order
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.secure import MaskOrder

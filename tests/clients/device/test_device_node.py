@@ -30,7 +30,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ClientError, DataError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import GROUP, Evaluated
 from fedrec.experiment.loading import load
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import (
     INITIAL,
     ITEMS,

@@ -23,7 +23,7 @@ from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, override
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import (
     CONFIG,
     INITIAL,

@@ -23,7 +23,7 @@ from fedrec.perturb.noisy_cooccurrence import (
 )
 from fedrec.perturb.simple import RandomReplacement
 from fedrec.perturb.upc_sdg import ReplacementConfig
-from fedrec.privacy.mechanisms import base as mechanisms
+from fedrec.privacy import mechanisms
 from fedrec.privacy.statement import report
 
 # The generator with a guarantee: its sensitivity, its noise, and the drawn rows.

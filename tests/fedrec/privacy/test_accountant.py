@@ -15,7 +15,7 @@ from fedrec.privacy.accounting.losses import dp_event, of_rounds
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.ledger import Charge, Ledger
-from fedrec.privacy.mechanisms.base import Gaussian, Laplace, cost_of
+from fedrec.privacy.mechanisms import Gaussian, Laplace, cost_of
 
 # The ledger: synced to disk before it counts, never refunded, intact after a crash.
 

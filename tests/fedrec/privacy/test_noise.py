@@ -12,14 +12,11 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedrec.errors import ExperimentError
+from fedrec.privacy import mechanisms
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon, gdp_parameter
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.privacy.optimal_clip import clip_error, optimal_clip
-from fedrec.privacy.personal import (
-    PersonalNoise,
-    PriorsConfig,
-)
+from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.rng import Reproducible, Secure, secure_fixed_size, secure_poisson
 
 # Clipping: the table of edge cases, and exact sensitivity against adversarial updates.
@@ -341,10 +338,10 @@ def test_epsilon_inverts_delta_and_is_below_the_rdp_bound(mu):
 
 def test_budgets_are_drawn_from_zero_to_the_largest():
     noise, other = (PersonalNoise(epsilon=1.5, budget_seed=seed) for seed in (3, 4))
-    drawn = [noise.budget(client).epsilon for client in range(2000)]
+    drawn = [noise.requested(client) for client in range(2000)]
     # 4 standard deviations
     assert min(drawn) > 0 and max(drawn) <= 1.5 and abs(np.mean(drawn) - 0.75) < 0.04
-    assert drawn[7] == noise.budget(7).epsilon != other.budget(7).epsilon
+    assert drawn[7] == noise.requested(7) != other.requested(7)
 
 
 # Cost of an upload under each setting, against the composition of Gaussian releases.
@@ -361,9 +358,8 @@ ALL = {
 def test_calibrated_noise_spends_the_budget_and_not_more(case, uploads):
     noise = PersonalNoise(epsilon=0.8, participations=uploads, **ALL[case])
     for client in range(4):
-        budget = noise.budget(client)
         mu = math.sqrt(noise.cost(client, "replace-one", uploads))
-        assert gdp_epsilon(mu, budget.delta) == pytest.approx(budget.epsilon, rel=1e-9)
+        assert gdp_epsilon(mu, noise.delta) == pytest.approx(noise.requested(client), rel=1e-9)
 
 
 def test_cost_is_the_sum_over_everything_that_leaves_the_device():

@@ -17,12 +17,10 @@ from scipy.stats import norm
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import rdp
-from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.backends import attack_epsilon, rdp_total
+from fedrec.privacy.accounting.accountant import Accountant, attack_epsilon, rdp_total
 from fedrec.privacy.accounting.events import NoisyRound, Release
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Scheduled
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 
 # Accountants against Google's dp-accounting, Opacus, and integration in 30 digits.
 

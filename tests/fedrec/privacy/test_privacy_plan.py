@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import losses
-from fedrec.privacy.accounting.accountant import Accountant, calibrate
-from fedrec.privacy.accounting.backends import rdp_curve
+from fedrec.privacy.accounting.accountant import Accountant, calibrate, rdp_curve
 from fedrec.privacy.accounting.events import (
     CorrelatedRounds,
     CoveredRound,
@@ -25,8 +24,7 @@ from fedrec.privacy.accounting.events import (
 )
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 
 # The plan: sensitivity, noise and event are consistent, computed by hand; inconsistent settings are
 # refused with the reason.

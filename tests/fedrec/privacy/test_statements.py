@@ -14,8 +14,7 @@ from fedrec.neighbourhood.learned import scaled
 from fedrec.privacy.accounting.accountant import LAWS, Accountant, RandomTrials
 from fedrec.privacy.accounting.rdp import INTEGER_ORDERS
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.statement import (
     amplified,
     attack_ceiling,

@@ -14,8 +14,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Charge
-from fedrec.privacy.mechanisms.banded import Banded
-from fedrec.privacy.mechanisms.base import Gaussian
+from fedrec.privacy.mechanisms import Banded, Gaussian
 from fedrec.privacy.plan import Plan
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
@@ -180,8 +179,8 @@ def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
 
 @pytest.mark.slow
 def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_path, monkeypatch):
+    from fedrec.privacy import mechanisms
     from fedrec.privacy.clipping import Clip
-    from fedrec.privacy.mechanisms import base as mechanisms
 
     right = mechanisms.add_noise
     for name, broken, failed in (
