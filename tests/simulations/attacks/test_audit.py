@@ -18,8 +18,8 @@ from fedrec.privacy.mechanisms import Banded, Gaussian
 from fedrec.privacy.plan import Plan
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
+from simulations.attacks.audit import _charged_claim, _noisy_plans
 from simulations.attacks.base import run_attack
-from simulations.attacks.canary_claims import charged_claim, noisy_plans
 from strategies.base import CohortStrategy
 from tests.simulations.helpers import experiment_on, synthetic
 
@@ -225,10 +225,10 @@ def test_rounds_that_the_ledger_does_not_hold_are_found(tmp_path, monkeypatch):
 
 
 def test_a_repeated_charge_pays_for_its_round_and_raises_the_claim():
-    (plan,) = noisy_plans(load({**AUDITED, **PRIVATE}), 248).values()
+    (plan,) = _noisy_plans(load({**AUDITED, **PRIVATE}), 248).values()
     event = plan.event("main")
     once = [Charge(number, event) for number in range(1, 26)]
-    paid, repeated = (charged_claim(plan, own, 25) for own in (once, [*once, Charge(3, event)]))
+    paid, repeated = (_charged_claim(plan, own, 25) for own in (once, [*once, Charge(3, event)]))
     assert repeated.epsilon > paid.epsilon and repeated.noise_std == paid.noise_std
     assert paid.noise_std == pytest.approx(plan.mean_noise_std)
     assert check_charges(range(1, 26), [*range(1, 26), 3]).passed
@@ -243,7 +243,7 @@ def test_a_repeated_charge_pays_for_its_round_and_raises_the_claim():
 def test_claims_that_canaries_cannot_test_are_explained(change):
     private = {**PRIVATE, "privacy": {**PRIVATE["privacy"], **change}}
     with pytest.raises(ExperimentError, match=f"privacy.{next(iter(change))}"):
-        noisy_plans(load({**AUDITED, **private}), 100)
+        _noisy_plans(load({**AUDITED, **private}), 100)
 
 
 def test_an_experiment_without_a_claim_needs_one(tmp_path):
