@@ -259,7 +259,7 @@ class CanaryPlan(Config):
 # in opposite directions (`fedrec.privacy.accounting.sampling`).
 #
 # `signed`: a row of a trained parameter each, of the last rows, which nothing depends on
-# (`simulations.attacks.canary_users`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`. Directions
+# (`simulations.attacks.systems`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`. Directions
 # are orthonormal, and no other client's update has a component along them. Every trained parameter
 # with such rows has canaries, so that one that is not clipped is found.
 #

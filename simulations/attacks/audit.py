@@ -47,7 +47,7 @@ from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
 from server.privacy.phase_plans import PhasePlans
 from simulations.attacks.base import Attack, Attacked, AttackOutcome, AttackRun
-from simulations.attacks.canary_users import changes_for, kind_of
+from simulations.attacks.systems import changes_for, kind_of
 from strategies.base import Aggregate, Cohorts, CohortStrategy, parts_of, server_rate
 
 # Claim of an audited run, and its releases along the canaries' directions.

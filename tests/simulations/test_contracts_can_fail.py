@@ -27,7 +27,7 @@ from fedrec.privacy.mechanisms import Gaussian
 from fedrec.testing import ModelContract
 from server.callbacks.base import Callback
 from server.samplers import FixedSizeSampler
-from simulations.attacks.inference import Fit
+from simulations.attacks.base import Fit
 from simulations.poisoning import RandomProfiles
 from strategies.optimisers import Reptile
 from tests.clients import oracles

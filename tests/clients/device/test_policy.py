@@ -410,9 +410,9 @@ def test_a_package_that_the_owner_did_not_name_is_not_even_imported(victim, plug
 
 ATTACKS = "simulations.attacks"
 WRAPPED = {
-    "step": ("canaries.step:Canary", {"canaries": {"first": 24, "count": 8, "magnitude": 3.0}}),
-    "model": ("canaries.reserved:Reserved", {"rows": 8}),
-    "split": ("members:Members", {"seed": 0, "members": ""}),
+    "step": ("systems:Canary", {"canaries": {"first": 24, "count": 8, "magnitude": 3.0}}),
+    "model": ("systems:Reserved", {"rows": 8}),
+    "split": ("systems:TrainingClients", {"canaries": 8}),
 }
 
 

@@ -30,7 +30,7 @@ from fedrec.experiment.schema import marked
 from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.attacks.members import half_members, half_memberships
+from simulations.attacks.systems import half_members, half_memberships
 from simulations.cli.studies import _settings_table as _table
 from simulations.studies.sweep import plan_of, sweep
 

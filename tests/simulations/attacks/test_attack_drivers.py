@@ -25,9 +25,15 @@ from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.base import run_attack
-from simulations.attacks.canary_users import Reserved
-from simulations.attacks.members import Members, half_members, half_memberships, shadow_parts
-from simulations.attacks.system import TrainedSystem
+from simulations.attacks.systems import (
+    Reserved,
+    TrainedSystem,
+    TrainingClients,
+    bit_mask,
+    half_members,
+    half_memberships,
+    shadow_parts,
+)
 from tests.clients.oracles import update_under
 from tests.simulations.helpers import experiment_on, synthetic
 
@@ -272,15 +278,14 @@ def test_only_the_chosen_users_train_and_nothing_else_changes():
     base = LeaveOneOut(LeaveOneOut.Config.parse({"leaky-negatives": True}), 3).split(data)
     chosen = np.random.default_rng(0).random(40) < 0.4
 
-    section = Members.section(own, 3, chosen)
-    assert section.pop("name") == "simulations.attacks.members:Members"
-    found = Members(Members.Config.parse(section), 99).split(data)
+    section = {"base": own, "seed": 3, "members": bit_mask(chosen)}
+    found = TrainingClients(TrainingClients.Config.parse(section), 99).split(data)
     assert np.array_equal(found.training_clients, base.training_clients[chosen])
     for part in ("train_rows", "validation_rows", "test_rows", "leaky_negatives"):
         assert np.array_equal(getattr(found, part), getattr(base, part))
-    section = {**section, "members": Members.section(own, 3, chosen[:20])["members"]}
+    section["members"] = bit_mask(chosen[:20])
     with pytest.raises(ExperimentError, match="drawn from other users"):
-        Members(Members.Config.parse(section), 99).split(data)
+        TrainingClients(TrainingClients.Config.parse(section), 99).split(data)
 
 
 # What an audit adds to an experiment: canary users, rows of parameters that nothing reads, and a
@@ -288,7 +293,7 @@ def test_only_the_chosen_users_train_and_nothing_else_changes():
 
 USERS, CANARIES = 24, 6
 PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "seed": 1}
-HERE = "simulations.attacks.canary_users"
+HERE = "simulations.attacks.systems"
 
 
 def added(table, kind, where, **settings):
@@ -297,7 +302,7 @@ def added(table, kind, where, **settings):
 
 def with_users(table, count=CANARIES, **settings):
     users = added(table, "dataset", "CanaryUsers", count=count, **settings)
-    return {**table, **users, **added(table, "split", "CanaryClients", count=count)}
+    return {**table, **users, **added(table, "split", "TrainingClients", canaries=count)}
 
 
 def with_rows(table, rows, **settings):
