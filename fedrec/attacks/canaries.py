@@ -167,13 +167,13 @@ class Scores:
 def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
     """Compute the scores of all observers that the claim covers; without noise only the first."""
     if claim.mixing is not None:
-        return [known_scores(seen, claim)]
+        return [_known_scores(seen, claim)]
     if not claim.noise_std:
-        return [final_scores(seen, claim)]
-    return [final_scores(seen, claim), trace_scores(seen, claim), known_scores(seen, claim)]
+        return [_final_scores(seen, claim)]
+    return [_final_scores(seen, claim), _trace_scores(seen, claim), _known_scores(seen, claim)]
 
 
-def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+def _final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """Scores of the last model, `f_j = sum_t x_tj`."""
     q = claim.sampling_rate
     rounds = claim.rounds
@@ -182,7 +182,7 @@ def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     return Scores("final", seen.released.sum(axis=0), scale, claim.epsilon)
 
 
-def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+def _trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """Log-likelihood ratios `l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q
     e^((-x m - m^2/2) / s^2))]`, m = S/M."""
     q = claim.sampling_rate
@@ -198,7 +198,7 @@ def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     return Scores("trace", values, scale, claim.epsilon)
 
 
-def known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+def _known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """Scores for known cohorts, `c_j = sum_(t: j takes part) x_tj`; with correlated noise, weighted
     by the effect of j. Where cohorts may be known, the claimed epsilon bounds it."""
     weights = seen.taking_part.astype(np.float64)
@@ -245,10 +245,6 @@ class CanaryPlan(Config):
             for attempt in itertools.count()
         )
         return next(signs for signs in drawn if min((signs > 0).sum(), (signs < 0).sum()) >= 2)
-
-    def is_canary(self, clients: np.ndarray) -> np.ndarray:
-        """Mask of the canaries among clients, `bool [n]`."""
-        return (clients >= self.first) & (clients < self.first + self.count)
 
 
 # The two possible uploads of each canary, in a model's parameters.

@@ -23,8 +23,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from pydantic import Field, model_validator
 
+from fedrec.attacks.audit import Audit, Audited, audit, check_charges
 from fedrec.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
-from fedrec.attacks.verdict import Audit, Audited, audit, check_charges
 from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
 from fedrec.config import Config
 from fedrec.data.population import POPULATIONS

@@ -16,14 +16,18 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedrec.attacks.attribute import Figure, Inference, Scaling, Success, infer_attribute, measure
-from fedrec.attacks.membership import (
+from fedrec.attacks.inference import (
     Describer,
+    Figure,
+    Inference,
+    Scaling,
+    Success,
     fit_signals,
     forest_scores,
+    infer_attribute,
     lira_scores,
+    measure,
     one_hot,
-    train_forest,
 )
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import ATTACK
@@ -108,7 +112,7 @@ class AttackOutcome:
     """The outcome of an attack.
 
     Attributes:
-        figures: measured figures, such as a `fedrec.attacks.attribute.Success`.
+        figures: measured figures, such as a `fedrec.attacks.inference.Success`.
         table: plain values, saved as JSON.
         rows: a table to print; the first row has the column titles.
         lines: text to print below the table.
@@ -323,7 +327,7 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
 # attributes of users.
 
 # PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
-# `fedrec.attacks.membership` has the forest, and lists what the paper leaves open.
+# `fedrec.attacks.inference` has the forest, and lists what the paper leaves open.
 
 _SHADOW = "shadow"
 _LENGTH = 10
@@ -378,17 +382,17 @@ class PrivRecAttack(MembershipAttack):
         data = population.interactions
         popularity = np.bincount(items, minlength=data.num_items)
         describer = Describer(data.user_features, data.item_features, popularity)
-        forest = train_forest(
-            describer.describe(known, shadow.lists(known, _LENGTH)),
-            np.isin(known, shadow.members),
-            seed=self.seed,
-            trees=self.config.trees,
-        )
         lists = attacked.target.lists(attacked.users, _LENGTH)
         there = describer.describe(attacked.users, lists)
         # equal descriptions cannot be distinguished
         self.details["descriptions"] = len(np.unique(there, axis=0))
-        return forest_scores(forest, there)
+        return forest_scores(
+            describer.describe(known, shadow.lists(known, _LENGTH)),
+            np.isin(known, shadow.members),
+            there,
+            seed=self.seed,
+            trees=self.config.trees,
+        )
 
     def threshold(self, suspicion: np.ndarray) -> float:
         """Threshold 1/2 of the forest's probability."""
@@ -402,7 +406,7 @@ class PrivRecAttack(MembershipAttack):
 # member.
 #
 # Where this differs from the paper: it compares the loss of one example with the mean training
-# loss; here a user is the unit, its fit is a mean over its rows (`fedrec.attacks.membership`), and
+# loss; here a user is the unit, its fit is a mean over its rows (`fedrec.attacks.inference`), and
 # the median of all users replaces the mean loss.
 
 
@@ -425,7 +429,7 @@ class Fit(MembershipAttack):
 
 
 # The likelihood-ratio attack (Carlini et al. 2022): shadow federations on random halves of the
-# users, and a target; `fedrec.attacks.membership` has the statistic.
+# users, and a target; `fedrec.attacks.inference` has the statistic.
 
 
 class LiraConfig(MembershipConfig):
@@ -473,7 +477,7 @@ class Lira(Fit):
 
 
 # Attribute inference: from profiles, from recommendation lists without items of the user's real
-# training rows, or from clients' updates; `fedrec.attacks.attribute` has the attacker.
+# training rows, or from clients' updates; `fedrec.attacks.inference` has the attacker.
 
 
 class AttributeConfig(Config):

@@ -23,7 +23,6 @@ from clients.round import train_each
 from clients.step import StepConfig, private_names
 from clients.steps.descent import Update, one_by_one
 from fedrec.attacks.canaries import CanaryPlan, Directions, Kind
-from fedrec.attacks.membership import top_lists
 from fedrec.components import registry
 from fedrec.components.registry import DATASET, MODEL, SPLIT, STEP, STRATEGY, resolve
 from fedrec.config import Config, fits
@@ -36,6 +35,7 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of, component_settings, fields_of
+from fedrec.metrics.ranks import best_items
 from fedrec.models.base import HistoryModel, Model, Parameters, Users
 from fedrec.models.linear import ProductsModel
 from fedrec.models.metamf import MetaMf, generate
@@ -321,7 +321,8 @@ class Canary(PlantedStep):
 
     def is_planted(self, clients: np.ndarray) -> np.ndarray:
         """Which clients are canaries, `bool [clients]`."""
-        return self.config.canaries.is_canary(clients)
+        plan = self.config.canaries
+        return (clients >= plan.first) & (clients < plan.first + plan.count)
 
     def train_block(
         self,
@@ -581,7 +582,8 @@ class TrainedSystem:
             if as_shown:
                 held_out = population.held_out(part, self.experiment.evaluation.held_out)
                 scores = np.where(held_out.known, -np.inf, scores)
-            blocks.append(top_lists(scores, length))
+            best = best_items(torch.from_numpy(scores), min(length, scores.shape[1]))
+            blocks.append(best.numpy())
         return np.concatenate(blocks)[np.argsort(order)]
 
     def updates(self, users: np.ndarray) -> Iterator[np.ndarray]:

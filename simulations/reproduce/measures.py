@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.attacks.bounds import audit_one_rating
+from fedrec.attacks.audit import audit_one_rating
 from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
 from fedrec.components import registry
 from fedrec.components.registry import PERTURBATION

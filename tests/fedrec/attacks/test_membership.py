@@ -12,16 +12,14 @@ from scipy import stats
 from sklearn.preprocessing import MultiLabelBinarizer, OneHotEncoder
 
 from clients.node import Node
-from fedrec.attacks.attribute import measure
-from fedrec.attacks.bounds import clopper_pearson, mean_of
-from fedrec.attacks.membership import (
+from fedrec.attacks.audit import clopper_pearson, mean_of
+from fedrec.attacks.inference import (
     Describer,
     fit_signals,
     forest_scores,
     lira_scores,
+    measure,
     one_hot,
-    top_lists,
-    train_forest,
 )
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
@@ -48,13 +46,17 @@ def people(random):
     return FeatureTable(USERS, (gender,)), FeatureTable(ITEMS, (genres,))
 
 
+def top_ten(scores):
+    return np.argsort(-scores, axis=1)[:, :10]
+
+
 def attack(lists, member):
     """Train on the first third of the users, attack the others."""
     random = np.random.default_rng(1)
     describer = Describer(*people(random), popularity=np.arange(ITEMS)[::-1])
     known, attacked = np.arange(USERS // 3), np.arange(USERS // 3, USERS)
-    forest = train_forest(describer.describe(known, lists[known]), member[known], seed=5)
-    scores = forest_scores(forest, describer.describe(attacked, lists[attacked]))
+    learned, asked = (describer.describe(users, lists[users]) for users in (known, attacked))
+    scores = forest_scores(learned, member[known], asked, seed=5)
     return measure(scores, member[attacked], threshold=0.5)
 
 
@@ -65,7 +67,7 @@ def test_a_system_that_memorises_its_members_is_detected():
     # members get the rare items they like, others popular items
     taste[:, 40:] += 1.5 * member[:, None]
     taste[:, :20] += 1.5 * ~member[:, None]
-    found = attack(top_lists(taste), member)
+    found = attack(top_ten(taste), member)
     assert (
         found.balanced_accuracy.low > 0.9
         and found.auc.value > 0.97
@@ -79,7 +81,7 @@ def test_a_system_that_does_not_depend_on_its_members_is_at_chance():
     for seed in range(6):
         random = np.random.default_rng(seed)
         member = random.random(USERS) < 0.5
-        found = attack(top_lists(random.normal(size=(USERS, ITEMS))), member)
+        found = attack(top_ten(random.normal(size=(USERS, ITEMS))), member)
         inside.append(
             [figure.low < 0.5 < figure.high for figure in (found.auc, found.balanced_accuracy)]
         )
@@ -112,18 +114,15 @@ def test_a_missing_code_is_no_column():
 def test_a_forest_is_a_function_of_its_seed():
     random = np.random.default_rng(0)
     rows, member = random.normal(size=(80, 5)), random.random(80) < 0.5
-    one, same, other = (
-        forest_scores(train_forest(rows, member, seed=s), rows[:9] + 0.1) for s in (1, 1, 2)
-    )
+    one, same, other = (forest_scores(rows, member, rows[:9] + 0.1, seed=s) for s in (1, 1, 2))
     assert np.array_equal(one, same) and not np.array_equal(one, other)
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     with pytest.raises(ExperimentError) as caught:
-        train_forest(np.zeros((2, 1)), np.array([True, False]), seed=0)
+        forest_scores(np.zeros((2, 1)), np.array([True, False]), np.zeros((1, 1)), seed=0)
     assert "fedrec[attacks]" in caught.value.fix
-    assert "fedrec[attacks]" in str(caught.value.fix)
 
 
 # Likelihood ratios, against scipy user by user, and on planted signals.
@@ -284,12 +283,9 @@ CASES = [(0, 10), (1, 10), (5, 10), (10, 10), (3, 250), (499, 500), (17, 1000)]
 
 
 @pytest.mark.parametrize(("successes", "trials"), CASES)
-@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
-def test_equal_to_scipy(successes, trials, confidence):
-    exact = stats.binomtest(successes, trials).proportion_ci(confidence, "exact")
-    assert clopper_pearson(successes, trials, confidence) == pytest.approx(
-        (exact.low, exact.high), abs=1e-10
-    )
+def test_equal_to_scipy(successes, trials):
+    exact = stats.binomtest(successes, trials).proportion_ci(0.95, "exact")
+    assert clopper_pearson(successes, trials) == pytest.approx((exact.low, exact.high), abs=1e-10)
 
 
 @pytest.mark.slow

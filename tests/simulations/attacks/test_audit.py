@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 
+from fedrec.attacks.audit import check_charges
 from fedrec.attacks.canaries import CanaryPlan
-from fedrec.attacks.verdict import check_charges
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
