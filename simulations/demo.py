@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.experiment.loading import load
+from fedrec.report.comparison import epsilon_of, system_rows
 from fedrec.report.inputs import system_inputs
 from fedrec.report.page.sections import report
-from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback

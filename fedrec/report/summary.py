@@ -14,9 +14,8 @@ from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, lower_is_better, main
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import marked
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.report.comparison import bootstrap_intervals
+from fedrec.report.comparison import bootstrap_intervals, is_private, system_rows
 from fedrec.report.inputs import Inputs, budgets_line, inputs_line, system_inputs
-from fedrec.report.rows import is_private, system_rows
 from fedrec.runs.folder import TIED_SHARE, RunFolder
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from fedrec.experiment.loading import read
 from fedrec.experiment.schema import Experiment, marked
 from fedrec.experiment.sections import component_of
 from fedrec.experiment.tables import TRIED
-from fedrec.report.rows import epsilon_of
+from fedrec.report.comparison import epsilon_of
 from fedrec.rng import stream
 from fedrec.runs.result import Result
 from simulations.studies.declaration import Found, TaskJob

@@ -21,8 +21,8 @@ from fedrec.protocol.messages import pack_sum, unpack_order, writable_arrays
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
+from fedrec.report.comparison import named
 from fedrec.report.page.sections import curves
-from fedrec.report.rows import named
 from server.asynchronous import AsynchronousFederation, BufferedTimeline
 from server.cohort import Roster
 from server.devices import closed

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import fedrec
-from fedrec.report.comparison import bootstrap_intervals
-from fedrec.report.page.charts import Line, histogram, line_chart
-from fedrec.report.page.sections import privacy_cards, report
-from fedrec.report.rows import named
+from fedrec.report.comparison import bootstrap_intervals, named
+from fedrec.report.page.sections import _histogram, _Line, _line_chart, _privacy_cards, report
 from tests.fedrec.report.browser import OUTSIDE
 
 # The report as a page: self-contained, accessible, small, and true to the run.
@@ -136,11 +134,11 @@ def test_the_card_has_the_clip_norm_of_every_phase(run_tiny):
     popular = ("model.item-bias=true", "model.hidden=[]", "strategy={name='popularity-start'}")
     noise = "privacy={clip-norm=1.0, noise-multiplier=2.0}"
     other = "privacy.phases.popularity={parameters=['item.bias'], clip-norm=8.0}"
-    (card,) = privacy_cards(named([run_tiny(*popular, noise, other)]))
+    (card,) = _privacy_cards(named([run_tiny(*popular, noise, other)]))
     facts = card["facts"]
     assert (facts["clip norm of phase popularity"], facts["clip norm of phase main"]) == ("8", "1")
     assert "clip norm" not in facts
-    (card,) = privacy_cards(named([run_tiny(*popular, noise, output="alike")]))
+    (card,) = _privacy_cards(named([run_tiny(*popular, noise, output="alike")]))
     assert card["facts"]["clip norm"] == "1"
 
 
@@ -171,15 +169,15 @@ def luminance(colour):
 
 
 def test_charts_work_without_numbers_and_with_constant_ones():
-    assert line_chart([Line("a", [], [])], title="t", x_label="x", y_label="y") == ""
-    assert histogram(np.empty(0), title="t", x_label="x") == ""
-    chart = line_chart([Line("<a>", [1, 2], [0.0, 0.0])], title="t", x_label="x", y_label="y")
+    assert _line_chart([_Line("a", [], [])], "t", "x", "y") == ""
+    assert _histogram(np.empty(0), "t", "x") == ""
+    chart = _line_chart([_Line("<a>", [1, 2], [0.0, 0.0])], "t", "x", "y")
     assert "&lt;a&gt;" in chart and "nan" not in chart
-    assert "nan" not in histogram(np.zeros(3), title="t", x_label="x")
+    assert "nan" not in _histogram(np.zeros(3), "t", "x")
 
 
 def test_a_line_goes_from_its_first_to_its_last_point():
-    chart = line_chart([Line("a", [0, 10], [0.0, 1.0])], title="t", x_label="x", y_label="y")
+    chart = _line_chart([_Line("a", [0, 10], [0.0, 1.0])], "t", "x", "y")
     (path,) = re.findall(r'class="line c0" d="(M[^"]+L[^"]+)"', chart)
     assert path == "M66.0 212.0L466.0 14.0"
 

@@ -19,7 +19,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import from_record
-from fedrec.report.comparison import bootstrap_intervals, compare, holm, paired_tests, seed_test
+from fedrec.report.comparison import _holm, _seed_test, bootstrap_intervals, compare, paired_tests
 from fedrec.report.formats import comparison_cells, comparison_text
 from fedrec.report.inputs import Inputs, inputs_line, system_inputs
 from fedrec.report.page.sections import report
@@ -70,17 +70,17 @@ def test_users_without_a_value_do_not_count():
 
 def test_holm_by_hand():
     # .01 * 4, .02 * 3, .03 * 2 (raised to .06), .04 * 1 (raised to .06)
-    np.testing.assert_allclose(holm(np.array([0.02, 0.01, 0.04, 0.03])), [0.06, 0.04, 0.06, 0.06])
-    np.testing.assert_allclose(holm(np.array([0.7, 0.9])), [1, 1])
+    np.testing.assert_allclose(_holm(np.array([0.02, 0.01, 0.04, 0.03])), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(_holm(np.array([0.7, 0.9])), [1, 1])
 
 
 def test_seeds_are_tested_as_scipy_does():
     differences = np.array([0.02, 0.05, -0.01])
-    found = seed_test(differences)
+    found = _seed_test(differences)
     assert found["seed_p"] == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
     assert (found["common_seeds"], found["seed_difference"]) == (3, pytest.approx(0.02))
-    assert np.isnan(seed_test(np.array([0.1]))["seed_p"])
-    assert np.isnan(seed_test(np.full(3, 0.1))["seed_p"])
+    assert np.isnan(_seed_test(np.array([0.1]))["seed_p"])
+    assert np.isnan(_seed_test(np.full(3, 0.1))["seed_p"])
 
 
 # Comparison tables: cells, marks, and missing values.
