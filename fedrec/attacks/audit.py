@@ -188,8 +188,11 @@ class EpsilonEstimate:
     high: float
 
 
+_RESAMPLES = 300  # of the bootstrap, drawn within each sign
+
+
 def _estimate_epsilon(
-    scores: np.ndarray, signs: np.ndarray, delta: float, *, seed: int = 0, resamples: int = 300
+    scores: np.ndarray, signs: np.ndarray, delta: float, *, seed: int = 0
 ) -> EpsilonEstimate:
     """Estimate epsilon by fitting normal distributions, with bootstrap over canaries.
 
@@ -198,12 +201,11 @@ def _estimate_epsilon(
         signs: `int [k]`; at least two canaries of each sign.
         delta: in (0, 1).
         seed: seed of the stream `"canary-bootstrap"`.
-        resamples: number of bootstrap resamples, drawn within each sign.
     """
     groups = [scores[signs > 0], scores[signs < 0]]
     random = stream(seed, "canary-bootstrap")
     plus, minus = (
-        np.vstack([g[None], g[random.integers(0, len(g), (resamples, len(g)))]]) for g in groups
+        np.vstack([g[None], g[random.integers(0, len(g), (_RESAMPLES, len(g)))]]) for g in groups
     )
     squares = sum(len(g.T) * g.var(axis=1) for g in (plus, minus))
     sd = np.sqrt(squares / (len(scores) - 2))

@@ -228,8 +228,6 @@ class CanaryPlan(Config):
     """Number of canaries, k."""
     magnitude: float = Field(gt=0)
     """L2 norm of a canary's upload; above the clip norm S, to test clipping."""
-    examples: int = Field(default=1000, ge=1)
-    """Number of examples that a canary reports, to test that weights do not depend on it."""
     seed: int = Field(default=0, ge=0)
     """Seed of the secret signs, stream `"canary-signs"`."""
     parameters: tuple[str, ...] = ("*",)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # succeed on a few users only.
 
 
+_WANTED = 0.01  # largest share of false alarms at which members found are counted
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure with its confidence interval, of 95 % unless stated otherwise.
@@ -90,20 +93,13 @@ class Success:
         }
 
 
-def measure(
-    scores: np.ndarray,
-    member: np.ndarray,
-    *,
-    threshold: float,
-    wanted: float = 0.01,
-) -> Success:
+def measure(scores: np.ndarray, member: np.ndarray, *, threshold: float) -> Success:
     """Compare an attack's scores with the truth.
 
     Args:
         scores: `float [users]`, higher where the attacker thinks "member"; none may be NaN.
         member: `bool [users]`, the truth; both kinds must occur.
         threshold: a score above it is the answer "member" (for the two accuracies).
-        wanted: largest share of false alarms at which `found` is measured, in [0, 1].
 
     Raises:
         ValueError: a score is NaN, or there are no members or no others.
@@ -119,7 +115,7 @@ def measure(
     right = int((inside > threshold).sum()), int((outside <= threshold).sum())
     shares = list(zip(right, sizes, strict=True))
     balanced = sum(hits / size for hits, size in shares) / 2
-    cut = _cut(outside, wanted)
+    cut = _cut(outside)
     caught = int((inside > cut).sum())
     return Success(
         *sizes,
@@ -129,7 +125,7 @@ def measure(
         auc=_area(inside, outside),
         members_found=Figure(caught / sizes[0], *clopper_pearson(caught, sizes[0])),
         false_alarms=float((outside > cut).mean()),
-        wanted=wanted,
+        wanted=_WANTED,
     )
 
 
@@ -142,12 +138,10 @@ def _found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
     return float(np.clip(min(rise, 1 - math.exp(-epsilon) * (1 - delta - false_alarms)), 0.0, 1.0))
 
 
-def _cut(outside: np.ndarray, wanted: float) -> float:
-    """Smallest threshold among the others' scores (or -infinity) with at most the requested share
-    of false alarms."""
-    allowed = math.floor(wanted * len(outside) + 1e-9)
-    descending = np.sort(outside)[::-1]
-    return -math.inf if allowed >= len(outside) else float(descending[allowed])
+def _cut(outside: np.ndarray) -> float:
+    """Smallest threshold among the others' scores with at most the wanted share of false alarms."""
+    allowed = math.floor(_WANTED * len(outside) + 1e-9)
+    return float(np.sort(outside)[::-1][allowed])
 
 
 def _area(inside: np.ndarray, outside: np.ndarray) -> Figure:

@@ -76,40 +76,40 @@ class Ledger:
                 ) from None
             self._size += len(line)
 
-    def charge(self, round_number: int, event: Event, n: int = 1) -> None:
+    def charge(self, round_number: int, event: Event) -> None:
         """Write a charge to disk; the release may be used only after this returns.
 
         Raises:
             RunError: the total would exceed the budget, or the charge could not be written, so
                 nothing may be released.
         """
-        if self.would_exceed(event, n):
+        if self.would_exceed(event):
             raise RunError(
                 f"the charge of round {round_number} exceeds the privacy budget",
                 expected=f"a total epsilon of at most {self.budget:g} at delta {self.delta:g}",
-                got=f"{n} more of {to_record(event)}",
+                got=f"1 more of {to_record(event)}",
                 fix="nothing was released; raise privacy.budget or privacy.epsilon in a new run",
             )
-        charge = Charge(round_number, event, n)
-        line = json.dumps(
-            {"round": round_number, "count": n, "event": to_record(event)}, allow_nan=False
-        )
-        self._count(charge)  # rejects events that cannot be added, before anything is written
+        table = {"round": round_number, "count": 1, "event": to_record(event)}
+        line = json.dumps(table, allow_nan=False)
+        self._count(
+            Charge(round_number, event)
+        )  # rejects events that cannot be added, before anything is written
         written = line.encode() + b"\n"
         wanted = "a charge on disk before the release"
         append_durably(self.path, written, end=self._size, expected=wanted)
         self._size += len(written)
 
-    def spent(self, delta: float, *, attack: bool = False) -> Report:
+    def spent(self, delta: float) -> Report:
         """Total cost of all charges, see `Accountant.epsilon`."""
-        return self.accountant.epsilon(delta, attack=attack)
+        return self.accountant.epsilon(delta)
 
-    def would_exceed(self, event: Event, n: int = 1) -> bool:
-        """True if the total would exceed the budget after n more such events; False without a
+    def would_exceed(self, event: Event) -> bool:
+        """True if the total would exceed the budget after one more such event; False without a
         budget."""
         if self.budget is None:
             return False
-        return self.accountant.would_exceed(event, self.budget, self.delta, n)
+        return self.accountant.would_exceed(event, self.budget, self.delta)
 
     def _count(self, charge: Charge) -> None:
         self.accountant.step(charge.event, charge.count)

@@ -196,7 +196,7 @@ class Question(Budget):
         return self
 
     @property
-    def failing(self) -> float:
+    def _failing(self) -> float:
         """Delta of the query, or the default."""
         return default_delta(self.clients) if self.delta is None else self.delta
 
@@ -211,7 +211,7 @@ class Question(Budget):
             noise_multiplier=self.noise_multiplier,
             epsilon=self.epsilon,
             # a given noise multiplier has an epsilon at delta 0 too, possibly an infinite one
-            delta=self.failing if self.epsilon else self.failing or None,
+            delta=self._failing if self.epsilon else self._failing or None,
             mechanism=self.mechanism,
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
@@ -222,19 +222,16 @@ class Question(Budget):
             {"cohort": self.cohort},
             self.clients,
             self.rounds,
-            schedule=self.schedule,
+            schedule=(
+                Scheduled(self.cohort, self.separation or 1)
+                if self.sampler == "scheduled"
+                else None
+            ),
         )
-
-    @property
-    def schedule(self) -> Scheduled | None:
-        """Participation bound of the sampler `scheduled`; None for other samplers."""
-        if self.sampler != "scheduled":
-            return None
-        return Scheduled(self.cohort, self.separation or 1)
 
     def answer(self, plan: Plan) -> Report:
         """Privacy cost of the rounds of a plan, and the epsilon of the best known attack."""
-        return report(plan, backend=self.backend, delta=self.failing)
+        return report(plan, backend=self.backend, delta=self._failing)
 
 
 def report(plan: Plan, *, backend: str | None = None, delta: float | None = None) -> Report:

@@ -265,6 +265,10 @@ class Reserved(Model):
 # antisymmetric part (`fedrec.attacks.canaries`).
 
 
+EXAMPLES = 1000
+"""Number of examples that a canary reports, to test that weights do not depend on it."""
+
+
 class CanaryConfig(StepConfig):
     """Settings of a step with canaries; all further keys are settings of the other step."""
 
@@ -344,7 +348,7 @@ class Canary(PlantedStep):
         for name, (positions, values) in self._directions.upload(data.client).items():
             flat = delta[name].view(-1)
             flat[torch.from_numpy(positions).to(flat.device)] = torch.from_numpy(values).to(flat)
-        return Update(delta, plan.examples)
+        return Update(delta, EXAMPLES)
 
     def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
         """Prepare the other step."""

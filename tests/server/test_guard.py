@@ -116,8 +116,8 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
     apply = Reptile.apply
     paid = []
 
-    def pay(self, number, event, n=1):
-        charge(self, number, event, n)
+    def pay(self, number, event):
+        charge(self, number, event)
         paid.append(number)
 
     monkeypatch.setattr(Ledger, "charge", pay)

@@ -59,10 +59,6 @@ def rdp_total(releases: Mapping[Release, int]) -> np.ndarray:
     return total
 
 
-def _autodp(releases: Mapping[Release, int], delta: float) -> float:
-    return float(epsilon_of(rdp_total(releases), delta))
-
-
 @cache
 def rdp_curve(release: Release) -> np.ndarray:
     """Rényi curve of one release at `ORDERS`, `float64 [orders]`."""
@@ -176,7 +172,7 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Backend:
+class _Backend:
     """A method to bound the epsilon of counted releases under one adjacency.
 
     Attributes:
@@ -191,15 +187,15 @@ class Backend:
 
 
 _BACKENDS = {
-    "autodp": Backend(
+    "autodp": _Backend(
         "RDP curves of autodp (improved bound, orders 2..64), conversion of Canonne, Kamath and"
         " Steinke",
-        _autodp,
+        lambda releases, delta: float(epsilon_of(rdp_total(releases), delta)),
     ),
-    "pld": Backend(
+    "pld": _Backend(
         "privacy loss distribution of the dominating pair (connect the dots, FFT)", _pld
     ),
-    "paper": Backend(
+    "paper": _Backend(
         "as PrivRec's tables 4 and 5 (every client of a round counted as a release); for comparison"
         " only",
         _paper,
@@ -207,7 +203,7 @@ _BACKENDS = {
 }
 
 
-def backend_of(name: str) -> Backend:
+def _backend_of(name: str) -> _Backend:
     """Return the accountant `autodp`, `pld` or `paper`.
 
     Raises:
@@ -345,7 +341,7 @@ class Accountant:
     """
 
     def __init__(self, backend: str = DEFAULT_BACKEND) -> None:
-        self.backend = backend_of(backend)
+        self.backend = _backend_of(backend)
         self._counts: Counter[Event] = Counter()
 
     def step(self, event: Event, n: int = 1) -> None:
@@ -383,7 +379,7 @@ class Accountant:
             phases = {phase: self._bound(self._of(phase), delta) for phase in phases}
         reached = None
         if attack:
-            reached = self._attacked(attack_epsilon(releases_of(self._counts), delta), epsilon)
+            reached = self._attacked(attack_epsilon(_releases_of(self._counts), delta), epsilon)
         counted = self._counts.total(), tuple(caveats)
         return Report(epsilon, delta, self.backend.method, reached, phases, *counted)
 
@@ -406,16 +402,16 @@ class Accountant:
             )
         return min(reached, bound)
 
-    def would_exceed(self, event: Event, budget: float, delta: float, n: int = 1) -> bool:
-        """True if the total would exceed a budget after n more such events."""
+    def would_exceed(self, event: Event, budget: float, delta: float) -> bool:
+        """True if the total would exceed a budget after one more such event."""
         _check(delta)
         _check_adjacencies([*self._counts, event])
-        return self._bound(self._counts + Counter({event: n}), delta) > budget
+        return self._bound(self._counts + Counter([event]), delta) > budget
 
     @property
     def releases(self) -> dict[Release, int]:
         """Number of times of each release, over all events so far."""
-        return releases_of(self._counts)
+        return _releases_of(self._counts)
 
     @property
     def phases(self) -> list[str]:
@@ -428,10 +424,10 @@ class Accountant:
     def _bound(self, counts: Mapping[Event, int], delta: float) -> float:
         if any(isinstance(event, NonPrivate) and count for event, count in counts.items()):
             return math.inf
-        return self.backend.epsilon(releases_of(counts), delta)
+        return self.backend.epsilon(_releases_of(counts), delta)
 
 
-def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
+def _releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
     """Number of times of each release, over all phases; events without noise are not included."""
     releases: Counter[Release] = Counter()
     for event, count in counts.items():
@@ -466,6 +462,7 @@ def _check(delta: float) -> None:
 
 _LEAST = 0.05
 _MOST = 1e4
+_TOLERANCE = 1e-4
 
 
 def calibrate(
@@ -474,7 +471,6 @@ def calibrate(
     releases: Callable[[float], Mapping[Release, int]],
     *,
     backend: str = DEFAULT_BACKEND,
-    tolerance: float = 1e-4,
 ) -> float:
     """Noise multiplier (noise scale / sensitivity) for a target.
 
@@ -483,17 +479,17 @@ def calibrate(
         delta: in [0, 1).
         releases: cost of all rounds at a noise multiplier.
         backend: accountant of the target.
-        tolerance: the multiplier exceeds the smallest valid one by at most this share.
 
     Returns:
-        A multiplier, at least 0.05, whose epsilon by the same accountant is at most the target.
+        A multiplier, at least 0.05, whose epsilon by the same accountant is at most the target; it
+        exceeds the smallest such one by at most one part in 10,000.
 
     Raises:
         ExperimentError: no noise multiplier up to 10,000 is sufficient.
     """
     from scipy.optimize import brentq  # importing it is slow
 
-    accountant = backend_of(backend)
+    accountant = _backend_of(backend)
 
     @cache
     def spent(multiplier: float) -> float:
@@ -522,8 +518,8 @@ def calibrate(
     if high <= _LEAST:
         return _LEAST
     bracket = math.log(high / 2), math.log(high)
-    root: Any = brentq(excess, *bracket, xtol=tolerance / 4)
+    root: Any = brentq(excess, *bracket, xtol=_TOLERANCE / 4)
     multiplier = math.exp(root)
     while spent(multiplier) > epsilon:
-        multiplier *= 1 + tolerance / 3
+        multiplier *= 1 + _TOLERANCE / 3
     return max(multiplier, _LEAST)

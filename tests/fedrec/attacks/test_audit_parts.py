@@ -196,9 +196,7 @@ def test_the_estimate_is_right_on_average_and_its_interval_has_its_coverage():
     for seed in range(60):
         random = np.random.default_rng(seed)
         signs = np.repeat([-1, 1], 500)
-        found.append(
-            _estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200)
-        )
+        found.append(_estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3))
     assert np.mean([estimate.epsilon for estimate in found]) == pytest.approx(truth, rel=0.03)
     assert np.mean([estimate.low <= truth <= estimate.high for estimate in found]) >= 0.85
 

@@ -15,7 +15,7 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy import mechanisms
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon, gdp_parameter
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.optimal_clip import clip_error, optimal_clip
+from fedrec.privacy.optimal_clip import _clip_error, optimal_clip
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.rng import Reproducible, Secure, secure_fixed_size, secure_poisson
 
@@ -132,7 +132,7 @@ def by_hand(bound, rows, multiplier):
 @pytest.mark.parametrize("bound", [0.0, 0.5, 2.0, 50.0])
 def test_the_error_is_that_of_equation_20(bound):
     rows = gradients(5, 3)
-    assert clip_error(bound, rows, 0.4) == pytest.approx(
+    assert _clip_error(bound, rows, 0.4) == pytest.approx(
         by_hand(bound, rows.numpy(), 0.4), rel=5e-3
     )
 
@@ -143,7 +143,7 @@ def test_the_search_finds_a_norm_that_its_neighbours_do_not_beat(count, multipli
     rows = gradients(count, 4, seed=count)
     norms = sorted(rows.norm(dim=1).tolist())
     found = norms.index(pytest.approx(optimal_clip(rows, multiplier)))
-    errors = [clip_error(norm, rows, multiplier) for norm in norms]
+    errors = [_clip_error(norm, rows, multiplier) for norm in norms]
     assert errors[found] <= min(errors[max(0, found - 1) : found + 2]) + 1e-12
 
 

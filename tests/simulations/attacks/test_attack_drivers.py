@@ -26,6 +26,7 @@ from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.base import run_attack
 from simulations.attacks.systems import (
+    EXAMPLES,
     Reserved,
     TrainedSystem,
     TrainingClients,
@@ -292,7 +293,7 @@ def test_only_the_chosen_users_train_and_nothing_else_changes():
 # step in which the canaries upload fixed updates and all others do the same as ever.
 
 USERS, CANARIES = 24, 6
-PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "seed": 1}
+PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "seed": 1}
 HERE = "simulations.attacks.systems"
 
 
@@ -418,7 +419,7 @@ def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting)
         audited, parameters(audited), TrainOrder(1, np.concatenate([some, canaries]), weighting)
     )
     alone = train_clients(plain, parameters(plain), TrainOrder(1, some, weighting))
-    share = 50.0 if weighting == "examples" else 1.0
+    share = EXAMPLES if weighting == "examples" else 1.0
     audit = {
         name: dense_change(change, parameters(audited)[name])
         for name, change in with_them.total.items()
@@ -432,7 +433,8 @@ def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting)
     for place in (0, 3):
         expected[place] = share * signs[place] * 3.0 / 2.0  # norm 3 over four entries
     assert rows == pytest.approx(expected)
-    assert (with_them.clients, with_them.examples) == (alone.clients + 2, alone.examples + 100)
+    assert with_them.clients == alone.clients + 2
+    assert with_them.examples == alone.examples + 2 * EXAMPLES
     assert (with_them.loss, with_them.losses) == (alone.loss, alone.losses)
     assert with_them.weight == alone.weight + 2 * share
 
