@@ -45,13 +45,29 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
 
+TITLE = "A <b>title</b> & more, which is longer than a phone is wide"
+
+
 @pytest.fixture(scope="module")
-def run(tiny_experiment, tmp_path_factory):
-    table = tiny_experiment()
-    table["title"] = "A <b>title</b> & more"
-    table["evaluation"]["baselines"] = ["popularity"]
-    table["privacy"] = {"clip-norm": 1.0, "noise-multiplier": 1.0}
-    return fedrec.run(table, output=tmp_path_factory.mktemp("runs") / "run")
+def runs(tiny_experiment, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(name, **changes):
+        table = tiny_experiment() | changes | {"name": name}
+        table["evaluation"]["baselines"] = ["popularity"]
+        return fedrec.run(table, output=folder / f"{name}-{changes.get('seed', 0)}")
+
+    private = {"clip-norm": 1.0, "noise-multiplier": 1.0}
+    return [
+        run("plain"),
+        run("a-private-run-with-a-name-longer-than-usual", privacy=private, title=TITLE),
+        run("plain", seed=1),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(runs):
+    return runs[1]
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +134,11 @@ def test_lists_and_groups_are_shown_of_every_system(page, run):
         caption: dict(re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', body, re.S))
         for caption, body in re.findall(r"<caption><span>(.*?)</span>(.*?)</table>", page, re.S)
     }
-    lists = rows["tiny, seed 0: the lists of all users together"]
-    groups = rows["tiny, seed 0, by groups of users"]
-    central = rows["tiny, seed 0: popularity, by groups of users"]
-    for label, metrics in (("tiny", run.metrics), ("popularity", run.baselines["popularity"])):
+    name = run.experiment.name
+    lists = rows[f"{name}, seed 0: the lists of all users together"]
+    groups = rows[f"{name}, seed 0, by groups of users"]
+    central = rows[f"{name}, seed 0: popularity, by groups of users"]
+    for label, metrics in ((name, run.metrics), ("popularity", run.baselines["popularity"])):
         for name in ("coverage@5", "gini@5", "popularity@5", "popularity-lift@5"):
             assert f"<td>{metrics[name]:.4f}</td>" in lists[label]
     for shown, found in ((groups, run.groups), (central, run.baseline_groups["popularity"])):
@@ -202,23 +219,6 @@ def test_the_picture_of_the_readme_can_be_drawn_of_any_run(run):
 # The report in a browser: no console messages or requests, and usable on a phone.
 
 PHONE = 360  # pixels
-
-
-@pytest.fixture(scope="module")
-def runs(tiny_experiment, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-
-    def run(name, **changes):
-        table = tiny_experiment() | changes | {"name": name}
-        table["evaluation"]["baselines"] = ["popularity"]
-        return fedrec.run(table, output=folder / f"{name}-{changes.get('seed', 0)}")
-
-    private = {"clip-norm": 1.0, "noise-multiplier": 1.0}
-    return [
-        run("plain", title="A plain run with a title that is longer than a phone is wide"),
-        run("a-private-run-with-a-name-longer-than-usual", privacy=private),
-        run("plain", seed=1),
-    ]
 
 
 @pytest.fixture(scope="module")
