@@ -17,10 +17,9 @@ from fedrec.data.perturbation import Perturbed, TrainingData
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.splits.rules import partition_by
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.clipping import Protection
-from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms import Banded, Mechanism, cost_of, has_memory, inverse, longest_noise
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.orders import TrainOrder

@@ -221,7 +221,7 @@ def epsilon_table(
             settings.cost(client, adjacency, number)
             for client, number in zip(clients, uploads, strict=True)
         ]
-        frame[adjacency] = [_epsilon(cost, settings.delta) for cost in costs]
+        frame[adjacency] = [gdp_epsilon(math.sqrt(cost), settings.delta) for cost in costs]
     return frame
 
 
@@ -278,10 +278,6 @@ def summary(table: pd.DataFrame) -> dict[str, dict[str, float | str]]:
         }
         for column in _COLUMNS
     }
-
-
-def _epsilon(cost: float, delta: float) -> float:
-    return gdp_epsilon(math.sqrt(cost), delta) if math.isfinite(cost) else math.inf
 
 
 def _percentiles(values: np.ndarray) -> list[float]:

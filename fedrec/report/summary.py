@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -162,11 +163,9 @@ def _rivals(result: Result, metric: str, system: str) -> dict[str, str]:
     return names
 
 
-def _learns_from(inputs: Inputs | None) -> tuple[Any, ...] | None:
+def _learns_from(inputs: Inputs | None) -> Inputs | None:
     """Inputs without client-rounds and number of settings tried."""
-    if inputs is None:
-        return None
-    return inputs.user_features, inputs.item_features, inputs.low_rated, inputs.test_users
+    return inputs and replace(inputs, client_rounds=None, settings_tried=None)
 
 
 def _verdict(low: float, high: float) -> str:

@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
+from fedrec.privacy.accounting.accountant import Ledger
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.plan import PrivacyConfig
 from fedrec.rng import source_of
 from fedrec.runs.folder import RunFolder

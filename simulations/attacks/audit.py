@@ -32,9 +32,8 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import MAIN, phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of
-from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.accountant import Accountant, Charge, Ledger
 from fedrec.privacy.accounting.events import CorrelatedRounds
-from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.privacy.mechanisms import Banded, Gaussian, inverse
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.serialization import from_record, zero_copy_arrays
@@ -467,25 +466,25 @@ class CanaryAudit(Attack):
     def _canaries(self, attacked: Attacked, number: int) -> dict[str, CanaryPlan]:
         """Canaries of each audited phase of run `number`, from 0."""
         experiment = attacked.experiment
-        phases = {phase.name: phase for phase in phases_of(experiment)}
-        settings: dict[str, dict[str, Any]] = {
-            name: {
-                "magnitude": self.config.overshoot * plan.clip_norm,
-                "parameters": plan.config.parameters,
-                "kind": kind_of(phases[name]),
-            }
-            for name, plan in self._plans.items()
-        }
-        if self.config.clip is not None:
-            settings[MAIN] = {"magnitude": self.config.overshoot * self.config.clip}
-            if experiment.privacy is not None:
-                settings[MAIN]["parameters"] = experiment.privacy.parameters
-        common = {
+        common: dict[str, Any] = {
             "first": attacked.population.interactions.num_users,
             "count": self.config.canaries,
             "seed": attacked.seed_of("audit-run", number),
         }
-        return {name: CanaryPlan(**common, **table) for name, table in settings.items()}
+        if self.config.clip is not None:
+            if experiment.privacy is not None:
+                common["parameters"] = experiment.privacy.parameters
+            return {MAIN: CanaryPlan(magnitude=self.config.overshoot * self.config.clip, **common)}
+        phases = {phase.name: phase for phase in phases_of(experiment)}
+        return {
+            name: CanaryPlan(
+                magnitude=self.config.overshoot * plan.clip_norm,
+                parameters=plan.config.parameters,
+                kind=kind_of(phases[name]),
+                **common,
+            )
+            for name, plan in self._plans.items()
+        }
 
     def _audited(self, attacked: Attacked, run: RunFolder, number: int) -> Iterator[Audited]:
         """Yield the phases of a run with releases, each with its claim."""

@@ -19,7 +19,7 @@ from clients.sums import UpdateSum
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
-from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.accounting.accountant import Ledger
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_order
 from fedrec.protocol.orders import TrainOrder

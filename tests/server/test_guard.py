@@ -14,10 +14,9 @@ from flwr.app import MetricRecord
 
 from fedrec.errors import ComponentError, ExperimentError, RunError
 from fedrec.privacy import mechanisms
-from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize
-from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import to_record

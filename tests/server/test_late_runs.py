@@ -15,8 +15,8 @@ import fedrec
 from fedrec.devices import Devices
 from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import ClosingConfig
+from fedrec.privacy.accounting.accountant import Ledger
 from fedrec.privacy.accounting.sampling import Full
-from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import pack_sum, unpack_order, writable_arrays
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record

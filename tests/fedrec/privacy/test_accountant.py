@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from fedrec.errors import ComponentError, ExperimentError, RunError
-from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.accountant import Accountant, Charge, Ledger
 from fedrec.privacy.accounting.events import NoisyRound, Release
 from fedrec.privacy.accounting.losses import dp_event, of_rounds
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
-from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.privacy.mechanisms import Gaussian, Laplace, cost_of
 
 # The ledger: synced to disk before it counts, never refunded, intact after a crash.

@@ -16,10 +16,9 @@ from scipy.special import binom, ndtr
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
-from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound
 from fedrec.privacy.accounting.sampling import Full, Scheduled
-from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms import (
     Banded,
     _sensitivity,

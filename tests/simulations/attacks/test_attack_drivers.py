@@ -76,16 +76,8 @@ ATTACKED = experiment_on(
 )
 
 
-def attack(folder, name, *overrides, **settings):
-    return run_attack(load(ATTACKED, overrides), {"name": name, **settings}, folder)
-
-
-def system(folder, *overrides):
-    """A system and its training users."""
-    runner.run(load(ATTACKED, overrides), output=folder)
-    run = RunFolder(folder)
-    users = Population.of(run.experiment).partition.training_clients
-    return TrainedSystem(run.experiment, run, users), users
+def attack(folder, name, *overrides, table=ATTACKED, **settings):
+    return run_attack(load(table, overrides), {"name": name, **settings}, folder)
 
 
 MEMORISING = (
@@ -155,7 +147,7 @@ class Stereotyped(Synthetic):
         return replace(data, items=(data.items // 2) * 2 + ~even)
 
 
-ATTRIBUTE_DRIVER_ATTACKED = experiment_on(
+STEREOTYPED = experiment_on(
     synthetic(250, 40, 14) | {"name": "test_attack_drivers:Stereotyped"},
     name="attacked",
     rounds=6,
@@ -164,43 +156,40 @@ ATTRIBUTE_DRIVER_ATTACKED = experiment_on(
     sampler={"name": "fixed-size", "cohort": 20},
     evaluation={"ks": [5], "baselines": [], "fine-tune": {"epochs": 4}},
 )
-del ATTRIBUTE_DRIVER_ATTACKED["positive-above"]
+del STEREOTYPED["positive-above"]
 
 
-def attack_of_attribute_driver(tmp_path, *overrides, table=ATTRIBUTE_DRIVER_ATTACKED, **settings):
-    chosen = {"name": "attribute", "attribute": "gender", **settings}
-    return run_attack(load(table, overrides), chosen, tmp_path)
+def infer(folder, *overrides, **settings):
+    return attack(folder, "attribute", *overrides, table=STEREOTYPED, **settings)
 
 
 @pytest.mark.slow
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
-    outcome = attack_of_attribute_driver(tmp_path)
+    outcome = infer(tmp_path)
     clear = outcome.figures
     assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ["F", "M"]
     assert "recommends" not in outcome.table
     assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")
     responses = ("perturb.name=randomised-response", "perturb.epsilon=0.1")
-    hidden = attack_of_attribute_driver(tmp_path, *responses).figures
+    hidden = infer(tmp_path, *responses).figures
     assert hidden.balanced_accuracy.value < 0.63
-    half = attack_of_attribute_driver(tmp_path, *targeted, "perturb.epsilon=3").figures
+    half = infer(tmp_path, *targeted, "perturb.epsilon=3").figures
     assert hidden.auc < half.auc <= clear.auc + 0.05
 
 
 @pytest.mark.slow
 def test_attribute_inference_from_a_trained_system(tmp_path):
     """The gender among the model's features must not help the attacker, who sees only items."""
-    outcome = attack_of_attribute_driver(tmp_path, source="recommendations")
+    outcome = infer(tmp_path, source="recommendations")
     found = outcome.figures
-    assert found.users == len(
-        Population.of(load(ATTRIBUTE_DRIVER_ATTACKED)).partition.training_clients
-    )
+    assert found.users == len(Population.of(load(STEREOTYPED)).partition.training_clients)
     assert found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
     assert outcome.table["attack"] == "attribute" and (tmp_path / "target" / "run.json").is_file()
 
 
 META = {
-    **ATTRIBUTE_DRIVER_ATTACKED,
+    **STEREOTYPED,
     "model": {"name": "metamf", "rank": 2}
     | dict.fromkeys(("user", "memory", "generator", "embedding", "hidden"), 4),
     "step": {"name": "metamf"},
@@ -236,7 +225,7 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
 def test_an_unknown_attribute_is_explained(tmp_path, attribute):
     """Before anything is trained."""
     with pytest.raises(ExperimentError, match="cannot be inferred"):
-        attack_of_attribute_driver(tmp_path, attribute=attribute, source="updates")
+        infer(tmp_path, attribute=attribute, source="updates")
     assert not list(tmp_path.iterdir())
 
 

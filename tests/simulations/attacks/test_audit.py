@@ -13,7 +13,7 @@ from fedrec.attacks.canaries import CanaryPlan
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
-from fedrec.privacy.ledger import Charge
+from fedrec.privacy.accounting.accountant import Charge
 from fedrec.privacy.mechanisms import Banded, Gaussian
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder

@@ -11,8 +11,8 @@ import torch
 
 from fedrec.experiment.loading import load
 from fedrec.privacy import mechanisms
+from fedrec.privacy.accounting.accountant import Ledger
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.plan import Plan
 from fedrec.training.results import BlockUpdate
 from simulations.attacks.base import run_attack
