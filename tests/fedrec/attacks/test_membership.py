@@ -11,7 +11,6 @@ from rich.console import Console
 from scipy import stats
 from sklearn.preprocessing import MultiLabelBinarizer, OneHotEncoder
 
-from clients.node import Node
 from fedrec.attacks.audit import clopper_pearson, mean_of
 from fedrec.attacks.inference import (
     Describer,
@@ -23,7 +22,6 @@ from fedrec.attacks.inference import (
 )
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load
 from fedrec.experiment.schema import marked
 from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
@@ -250,18 +248,6 @@ def test_sweeps_mark_the_runs(table, tmp_path):
     assert text_of(_table(result)).count("[leak]") == 1
     inside = plan_of(table(True), vary=["step.learning-rate=[0.1, 0.2]"])
     assert sweep(inside, tmp_path / "inside").runs["leak"].all()
-
-
-def test_held_out_items_stay_possible_negatives_by_default(table):
-    """Without the switch a client does not get the held-out items."""
-    honest, leaky = (Node(load(table(on)), 0, 1, None).population for on in (False, True))
-    for mine, other in zip(
-        honest.clients(honest.training_clients), leaky.clients(leaky.training_clients), strict=True
-    ):
-        assert mine.avoided is None and np.array_equal(mine.never_negative, mine.positives)
-        held = np.setdiff1d(other.never_negative, mine.items)
-        own = honest.held_out(np.array([mine.client]), "test").seen[0]
-        assert np.array_equal(np.flatnonzero(own), np.union1d(held, mine.items))
 
 
 # Intervals of proportions, against scipy and by their coverage.
