@@ -14,7 +14,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,33 +59,22 @@ _FILE = "canaries.npz"
 _DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
-@dataclass(frozen=True, eq=False)
-class _CanaryReleases:
-    """Releases of a phase.
+# Arrays of each phase in the file: `rounds`, `int64 [T]`, those with releases; `released`, `float64
+# [T, k]`, along each canary's direction; `quiet`, `float64 [T, n]`, along directions in which no
+# client moves the mean (n may be 0); and `groups`, `[k]`, the parameter of each canary.
 
-    Attributes:
-        rounds: `int64 [T]`, rounds with releases.
-        released: `float64 [T, k]`, along each canary's direction.
-        quiet: `float64 [T, n]`, along directions in which no client moves the mean; n may be 0.
-        groups: `[k]`, the parameter of each canary.
-    """
 
-    rounds: np.ndarray
-    released: np.ndarray
-    quiet: np.ndarray
-    groups: np.ndarray
-
-    def fits(self, canaries: int) -> bool:
-        """Return True if shapes and types fit the number of canaries."""
-        rounds = len(self.rounds)
-        return (
-            self.released.dtype == self.quiet.dtype == np.float64
-            and self.rounds.dtype == np.int64
-            and self.released.shape == (rounds, canaries)
-            and self.quiet.shape[:1] == (rounds,)
-            and self.quiet.ndim == 2
-            and self.groups.shape == (canaries,)
-        )
+def _fit(arrays: Mapping[str, np.ndarray], canaries: int) -> bool:
+    """True if shapes and types of a phase's arrays fit the number of canaries."""
+    rounds = len(arrays["rounds"])
+    return (
+        arrays["released"].dtype == arrays["quiet"].dtype == np.float64
+        and arrays["rounds"].dtype == np.int64
+        and arrays["released"].shape == (rounds, canaries)
+        and arrays["quiet"].shape[:1] == (rounds,)
+        and arrays["quiet"].ndim == 2
+        and arrays["groups"].shape == (canaries,)
+    )
 
 
 class _Watch(Observer):
@@ -161,7 +150,7 @@ class _Watch(Observer):
 
     def on_end(self, result: Result) -> None:
         """Save the recorded releases."""
-        releases = {f"{phase}/": vars(self._releases(phase)) for phase in self._plans}
+        releases = {f"{phase}/": self._releases(phase) for phase in self._plans}
         with open_atomically(result.folder / _FILE) as file:
             np.savez(file, **add_prefix(releases))  # type: ignore[arg-type]
 
@@ -176,19 +165,20 @@ class _Watch(Observer):
         released = directions.project(mean), directions.quiet(mean)
         self._recorded[phase][round_number] = released
 
-    def _releases(self, phase: str) -> _CanaryReleases:
+    def _releases(self, phase: str) -> dict[str, np.ndarray]:
         by_round = self._recorded[phase]
         rounds = sorted(by_round)
         count = self._plans[phase].count
         released = np.array([by_round[number][0] for number in rounds])
         quiet = np.array([by_round[number][1] for number in rounds])
         directions = self._directions.get(phase)
-        return _CanaryReleases(
-            np.array(rounds, dtype=np.int64),
-            released.reshape(len(rounds), count),
-            quiet.reshape(len(rounds), -1 if rounds else 0),
-            np.array(directions.groups if directions else [""] * count, dtype=np.str_),
-        )
+        groups = directions.groups if directions else [""] * count
+        return {
+            "rounds": np.array(rounds, dtype=np.int64),
+            "released": released.reshape(len(rounds), count),
+            "quiet": quiet.reshape(len(rounds), -1 if rounds else 0),
+            "groups": np.array(groups, dtype=np.str_),
+        }
 
 
 def _rate(experiment: Experiment, round_number: int) -> float:
@@ -211,17 +201,17 @@ def _observed(
     for phase, releases in _read_releases(run.path, plans).items():
         plan = plans[phase]
         canaries = plan.first + np.arange(plan.count)
-        rounds = releases.rounds.tolist()
+        rounds = releases["rounds"].tolist()
         if not rounds:  # the budget may have ended the run early
             continue
         cohorts = _cohorts(run.experiment, phase)
         seen = Observations(
-            releases.released,
+            releases["released"],
             np.array([np.isin(canaries, cohorts.sample(number)) for number in rounds]),
             plan.signs(),
-            releases.quiet if releases.quiet.size else None,
+            releases["quiet"] if releases["quiet"].size else None,
             shared=plan.kind == "products",
-            groups=releases.groups,
+            groups=releases["groups"],
         )
         observations[phase] = rounds, seen
     if not observations:
@@ -238,7 +228,9 @@ def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
     return strategy.phases()[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
 
 
-def _read_releases(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, _CanaryReleases]:
+def _read_releases(
+    folder: Path, plans: Mapping[str, CanaryPlan]
+) -> dict[str, dict[str, np.ndarray]]:
     """Load the releases of an audited run, by phase.
 
     Raises:
@@ -249,8 +241,8 @@ def _read_releases(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, _
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             tables = {name: arrays[name] for name in arrays.files}
-        released = {phase: _CanaryReleases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
-        if all(releases.fits(plans[phase].count) for phase, releases in released.items()):
+        released = {phase: strip_prefix(f"{phase}/", tables) for phase in plans}
+        if all(_fit(arrays, plans[phase].count) for phase, arrays in released.items()):
             return released
         shown = ", ".join(
             f"{name} {value.dtype} {list(value.shape)}" for name, value in tables.items()

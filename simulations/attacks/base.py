@@ -299,7 +299,9 @@ def run_attack(
         systems[name] = TrainedSystem(experiment, run, members)
     with component_errors(ATTACK.name, attack, "in its outcome"):
         outcome = attack.outcome(replace(attacked, systems=systems))
-    recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
+    recommends = {}
+    if TARGET in systems:
+        recommends = {"recommends": dict(systems[TARGET].run.read_result().metrics)}
     options = attack.config.model_dump(mode="json")
     table = finite({"attack": named.name, "options": options, **outcome.table, **recommends})
     write_json(output / attack.file, table)

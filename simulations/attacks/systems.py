@@ -514,11 +514,6 @@ class TrainedSystem:
         self.run = run
         self.members = members
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the recommendations."""
-        return dict(self.run.read_result().metrics)
-
     @cached_property
     def parameters(self) -> Mapping[str, np.ndarray]:
         """Final global parameters of the run, read-only.
