@@ -303,7 +303,8 @@ class Directions:
         elif plan.kind == "rows":
             self.pairs = _rows(plan, trained)
         else:
-            self._table = next((n for n, shape in trained.items() if _square(shape)), "")
+            square = [n for n, s in trained.items() if len(s) == 2 and s[0] == s[1] > 1]
+            self._table = next(iter(square), "")
             self.pairs = _products(plan, self._table, trained)
         if not self.pairs:
             raise _no_room(plan, trained)
@@ -395,10 +396,6 @@ def _products(
         opposite = np.array([0.5, 0.5, -0.5, -0.5])
         pairs.append(_UploadPair({table: (indices, same)}, {table: (indices, opposite)}))
     return pairs
-
-
-def _square(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and shape[0] == shape[1] > 1
 
 
 def _along(flat: Mapping[str, np.ndarray], upload: Upload) -> float:

@@ -115,7 +115,8 @@ def measure(scores: np.ndarray, member: np.ndarray, *, threshold: float) -> Succ
     right = int((inside > threshold).sum()), int((outside <= threshold).sum())
     shares = list(zip(right, sizes, strict=True))
     balanced = sum(hits / size for hits, size in shares) / 2
-    cut = _cut(outside)
+    allowed = math.floor(_WANTED * len(outside) + 1e-9)
+    cut = float(np.sort(outside)[::-1][allowed])  # smallest with at most that many false alarms
     caught = int((inside > cut).sum())
     return Success(
         *sizes,
@@ -136,12 +137,6 @@ def _found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
         return 1.0
     rise = math.exp(min(epsilon, 700.0)) * false_alarms + delta
     return float(np.clip(min(rise, 1 - math.exp(-epsilon) * (1 - delta - false_alarms)), 0.0, 1.0))
-
-
-def _cut(outside: np.ndarray) -> float:
-    """Smallest threshold among the others' scores with at most the wanted share of false alarms."""
-    allowed = math.floor(_WANTED * len(outside) + 1e-9)
-    return float(np.sort(outside)[::-1][allowed])
 
 
 def _area(inside: np.ndarray, outside: np.ndarray) -> Figure:

@@ -358,13 +358,6 @@ def _charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privac
     )
 
 
-def _charges_of(run: RunFolder, phase: str) -> list[Charge]:
-    """Charges in a run's privacy ledger for the rounds of a phase."""
-    phases = phases_of(run.experiment)
-    charges = Ledger(run.path / "privacy.jsonl").charges
-    return [charge for charge in charges if phase_at(phases, charge.round_number).name == phase]
-
-
 _SIGNIFICANCE = 0.05
 """Probability of a wrong FAIL."""
 _COLUMNS = (
@@ -481,10 +474,12 @@ class CanaryAudit(Attack):
     def _audited(self, attacked: Attacked, run: RunFolder, number: int) -> Iterator[Audited]:
         """Yield the phases of a run with releases, each with its claim."""
         plans = self._canaries(attacked, number)
+        phases = phases_of(run.experiment)
+        ledger = Ledger(run.path / "privacy.jsonl")
+        private = attacked.experiment.privacy is not None
         for phase, (rounds, seen) in _observed(run, plans).items():
-            charges = _charges_of(run, phase)
+            charges = [c for c in ledger.charges if phase_at(phases, c.round_number).name == phase]
             paid = [charge.round_number for charge in charges]
-            private = attacked.experiment.privacy is not None
             yield Audited(
                 seen,
                 self._claim(attacked, phase, charges, len(rounds)),

@@ -61,20 +61,23 @@ def rdp_total(releases: Mapping[Release, int]) -> np.ndarray:
     pure epsilon."""
     total = np.zeros(len(ORDERS))
     for release, count in releases.items():
-        total += count * rdp_curve(release) if count else 0.0
+        total += count * _rdp_curve(release) if count else 0.0
     return total
 
 
 @cache
-def rdp_curve(release: Release) -> np.ndarray:
+def _rdp_curve(release: Release) -> np.ndarray:
     """Rényi curve of one release at `ORDERS`, `float64 [orders]`."""
-    return np.append(_curve(release), pure_epsilon(release))
+    curve = unsampled(INTEGER_ORDERS.astype(np.float64), release)
+    if not isinstance(release.sampling, Full):
+        # Sampling never increases the cost; if autodp's bound does or overflows, the curve without
+        # sampling is used.
+        curve = np.fmin(_sampled_curve(release), curve)
+    return np.append(curve, pure_epsilon(release))
 
 
-def _curve(release: Release) -> np.ndarray:
-    """Rényi curve of one release at the integer orders, `float64 [INTEGER_ORDERS]`."""
-    if isinstance(release.sampling, Full):
-        return unsampled(INTEGER_ORDERS.astype(np.float64), release)
+def _sampled_curve(release: Release) -> np.ndarray:
+    """Rényi curve of one release of a sample at the integer orders, `float64 [INTEGER_ORDERS]`."""
     from autodp.rdp_acct import anaRDPacct
 
     @cache  # autodp asks for each order a hundred times
@@ -89,13 +92,9 @@ def _curve(release: Release) -> np.ndarray:
             accountant.compose_subsampled_mechanism(
                 rdp, release.sampling.rate, improved_bound_flag=True
             )
-            curve = accountant.RDPs_int[INTEGER_ORDERS - 1]  # `get_rdp` computes it again
-        else:
-            accountant.compose_poisson_subsampled_mechanisms(rdp, release.sampling.rate)
-            curve = accountant.get_rdp(INTEGER_ORDERS)
-    # Sampling never increases the cost; if autodp's bound does or overflows, the curve without
-    # sampling is used.
-    return np.fmin(curve, unsampled(INTEGER_ORDERS.astype(np.float64), release))
+            return accountant.RDPs_int[INTEGER_ORDERS - 1]  # `get_rdp` computes it again
+        accountant.compose_poisson_subsampled_mechanisms(rdp, release.sampling.rate)
+        return accountant.get_rdp(INTEGER_ORDERS)
 
 
 _MOST_RELEASES = 10**9
@@ -281,7 +280,12 @@ class RandomTrials:
 
         if self.law == "geometric":
             return 1 / self.mean
-        root: Any = brentq(_above, 1e-9, 1 - 1e-9, args=(self.mean,), xtol=1e-15)
+
+        def above(gamma: float) -> float:
+            """Difference between the mean of the logarithmic distribution and `mean`."""
+            return (1 / gamma - 1) / -math.log(gamma) - self.mean
+
+        root: Any = brentq(above, 1e-9, 1 - 1e-9, xtol=1e-15)
         return float(root)
 
     def curve(self, trial: np.ndarray) -> np.ndarray:
@@ -298,11 +302,6 @@ class RandomTrials:
     def epsilon(self, trial: np.ndarray, delta: float) -> float:
         """Epsilon of the best trial, from the Rényi curve `[INTEGER_ORDERS]` of one trial."""
         return float(epsilon_of(np.append(self.curve(trial), np.inf), delta))
-
-
-def _above(gamma: float, mean: float) -> float:
-    """Difference between the mean of the logarithmic distribution and `mean`."""
-    return (1 / gamma - 1) / -math.log(gamma) - mean
 
 
 def _deltas(curve: np.ndarray, epsilons: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import losses
-from fedrec.privacy.accounting.accountant import Accountant, calibrate, rdp_curve
+from fedrec.privacy.accounting.accountant import Accountant, _rdp_curve, calibrate
 from fedrec.privacy.accounting.events import (
     CorrelatedRounds,
     CoveredRound,
@@ -330,7 +330,7 @@ def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
     asked = [epsilon(backend, 1e-5, (base, 2), (event, count)) for count in numbers]
     losses.composed_epsilon.cache_clear()
     for count, value in reversed(list(zip(numbers, asked, strict=True))):
-        rdp_curve.cache_clear()
+        _rdp_curve.cache_clear()
         fresh = Accountant(backend)
         fresh.step(base, 2)
         fresh.step(event, count)
