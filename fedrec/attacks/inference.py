@@ -229,8 +229,7 @@ def _classified(
 # is high for a classifier that always answers with the most frequent class.
 #
 # Where this differs from the poster "targeted DP": it names a neural attacker without further
-# details. What the attacker sees, its network and its training are ours
-# (`fedrec.attacks.inference`).
+# details. What the attacker sees, its network and its training are ours.
 
 Scaling = Literal["rows", "columns"]
 
@@ -476,8 +475,8 @@ def forest_scores(
 # attack's score is the log ratio of their densities at the target system's signal (online).
 #
 # Where this differs from the paper: one "example" is one user with all its data; the signal is a
-# mean over the user's positives (`fedrec.attacks.inference`); there is no augmentation, so one
-# signal per user and system, and one variance for all users, which is better with few systems.
+# mean over the user's positives (`fit_signals`); there is no augmentation, so one signal per user
+# and system, and one variance for all users, which is better with few systems.
 
 _SMALLEST_SD = 1e-12
 
