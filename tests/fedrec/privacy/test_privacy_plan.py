@@ -107,6 +107,11 @@ def test_local_noise_is_not_amplified_and_adds_up():
     assert plan("poisson", placement="local").event() == found.event()
 
 
+def test_clients_report_nothing_but_their_updates_in_mode_secure():
+    silent = [plan(mode=mode).protection(["w"]).silent for mode in ("reproducible", "secure")]
+    assert silent == [False, True]
+
+
 def test_no_noise_is_not_private():
     event = plan(noise_multiplier=0.0).event("ssl")
     assert isinstance(event, NonPrivate) and event.phase == "ssl"
