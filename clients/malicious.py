@@ -91,7 +91,7 @@ class _MaliciousStep(Step):
 
     Args:
         honest: the step of honest clients.
-        attack: computes the updates, see `simulations.poisoning.base`.
+        attack: computes the updates, see `simulations.poisoning`.
         view: makes a `MaliciousBlock` of what differs between blocks.
     """
 
@@ -169,7 +169,7 @@ def malicious_workers(
     if not len(clients) or adversary is None:
         return
     attack = component_of(registry.POISONING, adversary.attack)
-    if not attack.sends_updates:
+    if not hasattr(attack, "updates"):
         yield from assigned(step, clients)
         return
     if step.generated:

@@ -15,8 +15,7 @@ from clients.storage import PrivateState
 from fedrec.compression.codec import Codec, row_numbers
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.clipping import Clip
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Clip, Protection
 from fedrec.protocol.messages import SentUpdate, TrainSum, Weighting
 from fedrec.protocol.updates import (
     Change,

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.report.comparison import bootstrap_intervals
+from fedrec.report.comparison import bootstrap_intervals, named
 from fedrec.report.page.sections import distributions
-from fedrec.report.rows import named
 from fedrec.report.summary import deciding_metric, early_stopping_line
 from fedrec.runs.folder import Result, RunFolder
 

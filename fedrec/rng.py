@@ -8,7 +8,7 @@ its Laplace a sum of two products of Gaussians, so that the set of possible valu
 the noise (Mironov 2012; Holohan and Braghin 2021).
 
 They are float64: noise that is rounded before it is added
-(`fedrec.privacy.mechanisms.base.add_noise`) would leave the low bits of a float64 sum unprotected.
+(`fedrec.privacy.mechanisms.add_noise`) would leave the low bits of a float64 sum unprotected.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ from fedrec.device import resolve_device
 from fedrec.evaluation.central import CentralEvaluation, make_baseline, stated_privacy
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.accounting.accountant import Report
+from fedrec.privacy.accounting.accountant import Ledger, Report
 from fedrec.privacy.accounting.events import Event
-from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.statement import SIMULATION, sentence
 from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import Result, RunFolder

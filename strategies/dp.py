@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedrec.privacy.mechanisms import base as mechanisms
+from fedrec.privacy import mechanisms
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.messages import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, numbers_in, scaled

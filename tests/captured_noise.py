@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from fedrec.privacy import mechanisms
 from fedrec.privacy.accounting.events import NoisyRound
-from fedrec.privacy.mechanisms import base as mechanisms
 
 
 @dataclass(frozen=True)

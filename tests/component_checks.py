@@ -18,11 +18,9 @@ from fedrec.data.splits.rules import partition_by
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.sampling import Full, Scheduled
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms.banded import Banded
-from fedrec.privacy.mechanisms.base import Mechanism, cost_of, has_memory, longest_noise
-from fedrec.privacy.plan import Plan
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
+from fedrec.privacy.mechanisms import Banded, Mechanism, cost_of, has_memory, inverse, longest_noise
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import Change, SparseUpdate, dense_change, network_bytes
 from fedrec.rng import NoiseSource, Reproducible, Secure, stream
@@ -36,7 +34,7 @@ from simulations.contracts.base import (
     same_bits,
     unchanged,
 )
-from simulations.poisoning.base import Poisoning
+from simulations.poisoning import Poisoning
 
 CLIENTS = 2 * np.arange(40) + 7
 SAMPLED = 60
@@ -158,12 +156,12 @@ class MechanismChecks(MechanismContract):
                     assert charged >= epsilon
 
     def test_noise_is_correlated_as_stated(self) -> None:
-        """What `mixing` states, undone, leaves independent noise of standard deviation 1; audits
+        """What C^-1 has mixed, undone, leaves independent noise of standard deviation 1; audits
         rely on it."""
         mechanism = self.mechanism()
         if not isinstance(mechanism, Banded):
             return
-        undo = np.linalg.inv(toeplitz(mechanism.mixing(ROUNDS), np.zeros(ROUNDS)))
+        undo = np.linalg.inv(toeplitz(inverse(mechanism.column, ROUNDS), np.zeros(ROUNDS)))
         off = np.abs(np.cov(undo @ self._drawn(Reproducible(0))) - np.eye(ROUNDS)).max()
         assert off <= 6 * 2**0.5 / SIZE**0.5
 

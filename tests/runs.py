@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.accounting.accountant import Ledger
 from server.callbacks import Callback
 from simulations import runner
 

@@ -36,7 +36,7 @@ PARSERS = {
     "fedrec/runtime/files.py",
     "fedrec/components/sections.py",  # a value on the command line
     "simulations/studies/search.py",  # likewise
-    "fedrec/privacy/mechanisms/base.py",  # what it has written itself
+    "fedrec/privacy/mechanisms.py",  # what it has written itself
     "simulations/contracts/data.py",  # what the attack under test has written
     "simulations/export/score.py",  # scores without fedrec
 }

@@ -20,7 +20,7 @@ from fedrec.components.sections import Section
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import EvaluationConfig, Experiment, read, shipped_experiments
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 from fedrec.runtime.files import read_toml
 from simulations.cli.components import SECTIONS
 from simulations.deployment.layout import DeploymentConfig

@@ -27,11 +27,10 @@ from fedrec.errors import ExperimentError, RefusalError
 from fedrec.experiment.phases import Phase, contributions_of, phase_at, phases_of, step_table
 from fedrec.experiment.schema import Experiment, from_run_config
 from fedrec.privacy.accounting.events import GAUSSIAN, LAPLACE
-from fedrec.privacy.clipping import Clip
-from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.clipping import Clip, Protection
+from fedrec.privacy.mechanisms import mechanism_of
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.privacy.plan import least_client_noise
-from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import EvaluateOrder, TrainOrder
 
 # Cost of the noise that a user's device adds itself, for the owner's limit over all runs.
@@ -360,7 +359,7 @@ def _train_difference(
     )
     if not least * (1 - _ROUNDING) <= ordered.noise_scale < math.inf:
         return f"protection: noise scale {ordered.noise_scale}"
-    agreed = Protection.of(in_phase, clip, ordered.names, noise_scale=ordered.noise_scale)
+    agreed = in_phase.protection(clip, ordered.names, ordered.noise_scale)
     if ordered != agreed:
         return f"protection: {ordered.text()[:300]}"
     allowed = {name for name in names if fits(name, in_phase.parameters)}

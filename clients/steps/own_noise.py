@@ -70,7 +70,7 @@ class OwnNoiseStep(Step):
         """The clip norm of one client's gradients `[J, m]`: the setting, or algorithm 2's with mode
         `paper`.
 
-        `counts` and `coordinates` as in `fedrec.privacy.optimal_clip.clip_error`.
+        `counts` and `coordinates` as in `fedrec.privacy.optimal_clip`.
         """
         if self.config.mode == "sound" or not len(gradients):
             return self.config.clip_norm

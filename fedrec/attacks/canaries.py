@@ -16,7 +16,7 @@ from scipy.linalg import toeplitz
 from fedrec.config import Config, fits
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
-from fedrec.privacy.mechanisms.banded import inverse
+from fedrec.privacy.mechanisms import inverse
 from fedrec.rng import stream
 
 # The privacy claim of a run as an audit tests it, and the distribution of its canaries' scores.
@@ -167,13 +167,13 @@ class Scores:
 def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
     """Compute the scores of all observers that the claim covers; without noise only the first."""
     if claim.mixing is not None:
-        return [known_scores(seen, claim)]
+        return [_known_scores(seen, claim)]
     if not claim.noise_std:
-        return [final_scores(seen, claim)]
-    return [final_scores(seen, claim), trace_scores(seen, claim), known_scores(seen, claim)]
+        return [_final_scores(seen, claim)]
+    return [_final_scores(seen, claim), _trace_scores(seen, claim), _known_scores(seen, claim)]
 
 
-def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+def _final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """Scores of the last model, `f_j = sum_t x_tj`."""
     q = claim.sampling_rate
     rounds = claim.rounds
@@ -182,7 +182,7 @@ def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     return Scores("final", seen.released.sum(axis=0), scale, claim.epsilon)
 
 
-def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+def _trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """Log-likelihood ratios `l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q
     e^((-x m - m^2/2) / s^2))]`, m = S/M."""
     q = claim.sampling_rate
@@ -198,7 +198,7 @@ def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     return Scores("trace", values, scale, claim.epsilon)
 
 
-def known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+def _known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """Scores for known cohorts, `c_j = sum_(t: j takes part) x_tj`; with correlated noise, weighted
     by the effect of j. Where cohorts may be known, the claimed epsilon bounds it."""
     weights = seen.taking_part.astype(np.float64)
@@ -228,8 +228,6 @@ class CanaryPlan(Config):
     """Number of canaries, k."""
     magnitude: float = Field(gt=0)
     """L2 norm of a canary's upload; above the clip norm S, to test clipping."""
-    examples: int = Field(default=1000, ge=1)
-    """Number of examples that a canary reports, to test that weights do not depend on it."""
     seed: int = Field(default=0, ge=0)
     """Seed of the secret signs, stream `"canary-signs"`."""
     parameters: tuple[str, ...] = ("*",)
@@ -246,10 +244,6 @@ class CanaryPlan(Config):
         )
         return next(signs for signs in drawn if min((signs > 0).sum(), (signs < 0).sum()) >= 2)
 
-    def is_canary(self, clients: np.ndarray) -> np.ndarray:
-        """Mask of the canaries among clients, `bool [n]`."""
-        return (clients >= self.first) & (clients < self.first + self.count)
-
 
 # The two possible uploads of each canary, in a model's parameters.
 #
@@ -259,7 +253,7 @@ class CanaryPlan(Config):
 # in opposite directions (`fedrec.privacy.accounting.sampling`).
 #
 # `signed`: a row of a trained parameter each, of the last rows, which nothing depends on
-# (`simulations.attacks.canary_users`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`. Directions
+# (`simulations.attacks.systems`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`. Directions
 # are orthonormal, and no other client's update has a component along them. Every trained parameter
 # with such rows has canaries, so that one that is not clipped is found.
 #
@@ -309,7 +303,8 @@ class Directions:
         elif plan.kind == "rows":
             self.pairs = _rows(plan, trained)
         else:
-            self._table = next((n for n, shape in trained.items() if _square(shape)), "")
+            square = [n for n, s in trained.items() if len(s) == 2 and s[0] == s[1] > 1]
+            self._table = next(iter(square), "")
             self.pairs = _products(plan, self._table, trained)
         if not self.pairs:
             raise _no_room(plan, trained)
@@ -401,10 +396,6 @@ def _products(
         opposite = np.array([0.5, 0.5, -0.5, -0.5])
         pairs.append(_UploadPair({table: (indices, same)}, {table: (indices, opposite)}))
     return pairs
-
-
-def _square(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and shape[0] == shape[1] > 1
 
 
 def _along(flat: Mapping[str, np.ndarray], upload: Upload) -> float:

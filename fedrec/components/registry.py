@@ -231,13 +231,13 @@ ATTACK = Kind("attack", "simulations.attacks", "simulations.attacks.base:Attack"
 MECHANISM = Kind(
     "mechanism",
     "fedrec.privacy.mechanisms",
-    "fedrec.privacy.mechanisms.base:Mechanism",
+    "fedrec.privacy.mechanisms:Mechanism",
     table="privacy.mechanism",
 )
 POISONING = Kind(
     "poisoning",
     "simulations.poisoning",
-    "simulations.poisoning.base:Poisoning",
+    "simulations.poisoning:Poisoning",
     table="adversary.attack",
 )
 COMPRESSION = Kind("compression", "fedrec.compression", "fedrec.compression.codec:Compression")

@@ -28,7 +28,7 @@ from fedrec.components.sections import (
 from fedrec.config import Config
 from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError, unknown
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 from fedrec.runtime.files import parse_json, read_toml
 
 Masked: TypeAlias = Literal["real", "learned", "both"]

@@ -214,7 +214,7 @@ class _UserPriors:
     def _stds(self, client: int, settings: PersonalNoise) -> tuple[float, float]:
         """Standard deviations of the noise on each number of mean and variance."""
         if settings.mode == "paper":  # one kind of metadata changes, and one scalar is considered
-            multiplier = settings.budget(client).paper_multiplier
+            multiplier = settings.paper_multiplier(client)
             widest = float(np.square(np.maximum(1.0, self.highest)).max())
             return multiplier * float(np.max(self.means)), multiplier * widest
         mean, variance = self.sensitivities

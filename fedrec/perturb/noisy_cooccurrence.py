@@ -14,10 +14,9 @@ from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import ExperimentError
-from fedrec.perturb.substitutes import check_rows
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import base as mechanisms
-from fedrec.privacy.plan import Plan
+from fedrec.perturb.upc_sdg import check_rows
+from fedrec.privacy import mechanisms
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.statement import report
 from fedrec.rng import source_of, stream
 

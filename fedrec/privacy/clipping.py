@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping of updates, with its sensitivity (PrivRec equation 7).
+"""Clipping of updates, with its sensitivity (PrivRec equation 7), and the clip and noise of a
+client's update before it leaves the device.
 
 The norm is taken over all parameters of an update together. Edge cases, the same in one update and
 in many:
@@ -20,16 +21,20 @@ from what it clipped, so only the last clip has an effect; here an update is cli
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrec.errors import ExperimentError
+from fedrec.privacy import mechanisms
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
+from fedrec.rng import NoiseSource
+from fedrec.runtime.files import parse_json
 
 _ROUNDING = 1e-6
 Floating = TypeVar("Floating", np.float32, np.float64)
@@ -105,3 +110,53 @@ class Clip:
             name: (value * factor).astype(value.dtype) if factor else np.zeros_like(value)
             for name, value in update.items()
         }
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Clip, and noise if clients add it.
+
+    Attributes:
+        clip_norm: bound S on the norm of a client's whole update, over `names` together.
+        order: 2 for the L2 norm, 1 for L1.
+        names: parameters that may leave the device; updates of all others count as zero.
+        noise_scale: noise that each client adds to its clipped update; 0 where the server adds it.
+        mechanism: the noise, as in the settings.
+        silent: whether losses and numbers of examples stay on the device.
+    """
+
+    clip_norm: float
+    order: int
+    names: tuple[str, ...]
+    noise_scale: float = 0.0
+    mechanism: str | dict[str, Any] = "gaussian"
+    silent: bool = False
+
+    def text(self) -> str:
+        """Return the protection as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Protection:
+        """Parse JSON written by `text`."""
+        table = parse_json(text)
+        return cls(**{**table, "names": tuple(table["names"])})
+
+    @property
+    def clip(self) -> Clip:
+        """Clip of a client's update."""
+        return Clip(self.clip_norm, self.order)
+
+    def noisy(
+        self, update: Mapping[str, np.ndarray], source: NoiseSource, *address: int
+    ) -> dict[str, np.ndarray]:
+        """Add the client's noise to every coordinate of a clipped update, changed or not.
+
+        Args:
+            update: the clipped update, whole arrays of `names`; noise is added before anything is
+                rounded.
+            source: source of the noise.
+            address: round and client.
+        """
+        mechanism = mechanisms.mechanism_of(self.mechanism)
+        return mechanisms.add_noise(mechanism, update, self.noise_scale, source, *address)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 
-def clip_error(
+def _clip_error(
     bound: float,
     gradients: Tensor,
     noise_multiplier: float,
@@ -56,7 +56,7 @@ def clip_error(
 
 
 def _gradient_norms(gradients: Tensor, counts: Tensor | None = None) -> Tensor:
-    """L2 norm of each gradient, `[J]`; see `clip_error`."""
+    """L2 norm of each gradient, `[J]`; see `_clip_error`."""
     return (
         gradients.norm(dim=1) if counts is None else (gradients.square() * counts[0]).sum(1).sqrt()
     )
@@ -83,11 +83,11 @@ def optimal_clip(
     counts: Tensor | None = None,
     coordinates: int | None = None,
 ) -> float:
-    """Clip norm by algorithm 2 for gradients `[n, l]`; arguments as in `clip_error`."""
+    """Clip norm by algorithm 2 for gradients `[n, l]`; arguments as in `_clip_error`."""
     norms = sorted(_gradient_norms(gradients, counts).tolist(), reverse=True)
 
     def error(index: int) -> float:
-        return clip_error(norms[index], gradients, noise_multiplier, counts, coordinates)
+        return _clip_error(norms[index], gradients, noise_multiplier, counts, coordinates)
 
     first = 0
     last = len(norms)  # positions first to last - 1 are left

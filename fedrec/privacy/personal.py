@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -40,33 +39,6 @@ if TYPE_CHECKING:
 # - Its neighbours differ in one sample of a user. Every example's gradient depends on all of the
 #   user's samples through the encoder, so that a mean over J examples moves by up to 2S, not S / J;
 #   here neighbours differ in all data of a user.
-
-
-@dataclass(frozen=True)
-class PersonalBudget:
-    """Privacy guarantee that a user requests.
-
-    Attributes:
-        epsilon: > 0.
-        delta: in (0, 1).
-    """
-
-    epsilon: float
-    delta: float
-
-    @property
-    def paper_multiplier(self) -> float:
-        """DP-VAE's sigma / S of one release: sqrt(2 ln(1.25 / delta)) / epsilon."""
-        return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
-
-    def multiplier(self, releases: int, adjacency: Adjacency = "replace-one") -> float:
-        """Smallest noise multiplier sigma / S with which `releases` releases stay within the
-        budget."""
-        return (
-            math.sqrt(releases)
-            * Clip(1.0).sensitivity(adjacency)
-            / gdp_parameter(self.epsilon, self.delta)
-        )
 
 
 # The `priors` table of a step.
@@ -132,7 +104,7 @@ class PersonalNoise(Config):
 
     @model_validator(mode="after")
     def _noise_fits(self) -> Self:
-        if self.noise == "secure" and self.noisy_priors is not None:
+        if self.noise == "secure" and self._noisy_priors is not None:
             raise ValueError(
                 "priors.noise = false with noise = 'secure': noise on priors is drawn once, and is"
                 " not saved on the device; priors that stay on the device need none"
@@ -151,17 +123,17 @@ class PersonalNoise(Config):
         return self.budget_seed or 0
 
     @property
-    def noisy_priors(self) -> PriorsConfig | None:
+    def _noisy_priors(self) -> PriorsConfig | None:
         """Priors, if noise is added to them; otherwise None, as they never leave the device."""
         return self.priors if self.priors is not None and self.priors.noise else None
 
-    def budget(self, client: int) -> PersonalBudget:
-        """Guarantee that a user requests: with drawn budgets an epsilon uniform in (0, epsilon]
-        (DP-VAE, section 4.1.3), a function of seed and client."""
+    def requested(self, client: int) -> float:
+        """Epsilon that a user requests at `delta`; if drawn, uniform in (0, epsilon] (DP-VAE,
+        section 4.1.3), a function of seed and client."""
         drawn = 0.0
         if self.budgets == "uniform":
             drawn = float(stream(self.own_seed, "personal-budget", client).random())
-        return PersonalBudget(self.epsilon * (1 - drawn), self.delta)
+        return self.epsilon * (1 - drawn)
 
     def of_largest_budget(self) -> Self:
         """Return the settings with the largest budget for every user."""
@@ -169,22 +141,23 @@ class PersonalNoise(Config):
 
     def noise_multiplier(self, client: int) -> float:
         """Standard deviation / S of the noise on a user's gradient."""
-        budget = self.budget(client)
-        if self.participations is None:
-            return budget.paper_multiplier
-        left = 1.0 if self.noisy_priors is None else 1 - _PRIOR_SHARE
-        return budget.multiplier(self.participations) / math.sqrt(left)
+        multiplier = self._multiplier(self.requested(client), self.participations)
+        shared = self.participations is not None and self._noisy_priors is not None
+        return multiplier / math.sqrt(1 - _PRIOR_SHARE) if shared else multiplier
+
+    def paper_multiplier(self, client: int) -> float:
+        """DP-VAE's sigma / S of one release: sqrt(2 ln(1.25 / delta)) / epsilon."""
+        return self._multiplier(self.requested(client), None)
 
     def prior_multiplier(self, client: int) -> float:
         """Standard deviation / L2 sensitivity of the noise on a user's prior, mean and variance as
         one release."""
-        priors = self.noisy_priors
-        budget = self.budget(client)
-        if priors is None:
+        if self._noisy_priors is None:
             return 0.0
         if self.participations is None:
-            return budget.paper_multiplier
-        return 1 / (gdp_parameter(budget.epsilon, budget.delta) * math.sqrt(_PRIOR_SHARE))
+            return self.paper_multiplier(client)
+        parameter = gdp_parameter(self.requested(client), self.delta)
+        return 1 / (parameter * math.sqrt(_PRIOR_SHARE))
 
     def cost(self, client: int, adjacency: Adjacency, uploads: int) -> float:
         """Squared parameter mu of all releases of a user together; infinite for any upload in mode
@@ -195,17 +168,24 @@ class PersonalNoise(Config):
             return math.inf
         moved = Clip(1.0).sensitivity(adjacency)
         total = uploads * (moved / self.noise_multiplier(client)) ** 2
-        if self.noisy_priors is not None:
+        if self._noisy_priors is not None:
             total += self.prior_multiplier(client) ** -2
         return total
 
     def weight(self, client: int) -> float:
         """Precision of a user's noise relative to that of the largest budget, in (0, 1]; public,
         like budgets."""
-        generous = PersonalBudget(self.epsilon, self.delta)
-        if self.participations is None:
-            return (generous.paper_multiplier / self.budget(client).paper_multiplier) ** 2
-        return (generous.multiplier(1) / self.budget(client).multiplier(1)) ** 2
+        releases = None if self.participations is None else 1
+        least = self._multiplier(self.epsilon, releases)
+        return (least / self._multiplier(self.requested(client), releases)) ** 2
+
+    def _multiplier(self, epsilon: float, releases: int | None) -> float:
+        """Smallest sigma / S with which that many releases stay within epsilon at `delta`, if all
+        data of a user are replaced; None: DP-VAE's of one release."""
+        if releases is None:
+            return math.sqrt(2 * math.log(1.25 / self.delta)) / epsilon
+        moved = Clip(1.0).sensitivity("replace-one")
+        return math.sqrt(releases) * moved / gdp_parameter(epsilon, self.delta)
 
 
 KINDS: tuple[Adjacency, ...] = ("add-remove", "replace-one")
@@ -235,13 +215,13 @@ def epsilon_table(
     limit = math.inf if settings.participations is None else settings.participations
     uploads = [int(min(number, limit)) for number in asked]
     frame = pd.DataFrame({"uploads": uploads}, index=pd.Index(list(clients), name="client"))
-    frame["nominal"] = [settings.budget(client).epsilon for client in clients]
+    frame["nominal"] = [settings.requested(client) for client in clients]
     for adjacency in KINDS:
         costs = [
             settings.cost(client, adjacency, number)
             for client, number in zip(clients, uploads, strict=True)
         ]
-        frame[adjacency] = [_epsilon(cost, settings.delta) for cost in costs]
+        frame[adjacency] = [gdp_epsilon(math.sqrt(cost), settings.delta) for cost in costs]
     return frame
 
 
@@ -298,10 +278,6 @@ def summary(table: pd.DataFrame) -> dict[str, dict[str, float | str]]:
         }
         for column in _COLUMNS
     }
-
-
-def _epsilon(cost: float, delta: float) -> float:
-    return gdp_epsilon(math.sqrt(cost), delta) if math.isfinite(cost) else math.inf
 
 
 def _percentiles(values: np.ndarray) -> list[float]:

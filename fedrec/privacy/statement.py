@@ -15,9 +15,8 @@ from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.rdp import amplified
 from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Scheduled
-from fedrec.privacy.config import Budget, PrivacyConfig
-from fedrec.privacy.mechanisms.base import has_memory
-from fedrec.privacy.plan import Plan, default_delta
+from fedrec.privacy.mechanisms import has_memory
+from fedrec.privacy.plan import Budget, Plan, PrivacyConfig, default_delta
 
 # Caveats of an epsilon: its assumptions and limits, selected by the plan.
 
@@ -197,7 +196,7 @@ class Question(Budget):
         return self
 
     @property
-    def failing(self) -> float:
+    def _failing(self) -> float:
         """Delta of the query, or the default."""
         return default_delta(self.clients) if self.delta is None else self.delta
 
@@ -212,7 +211,7 @@ class Question(Budget):
             noise_multiplier=self.noise_multiplier,
             epsilon=self.epsilon,
             # a given noise multiplier has an epsilon at delta 0 too, possibly an infinite one
-            delta=self.failing if self.epsilon else self.failing or None,
+            delta=self._failing if self.epsilon else self._failing or None,
             mechanism=self.mechanism,
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
@@ -223,19 +222,16 @@ class Question(Budget):
             {"cohort": self.cohort},
             self.clients,
             self.rounds,
-            schedule=self.schedule,
+            schedule=(
+                Scheduled(self.cohort, self.separation or 1)
+                if self.sampler == "scheduled"
+                else None
+            ),
         )
-
-    @property
-    def schedule(self) -> Scheduled | None:
-        """Participation bound of the sampler `scheduled`; None for other samplers."""
-        if self.sampler != "scheduled":
-            return None
-        return Scheduled(self.cohort, self.separation or 1)
 
     def answer(self, plan: Plan) -> Report:
         """Privacy cost of the rounds of a plan, and the epsilon of the best known attack."""
-        return report(plan, backend=self.backend, delta=self.failing)
+        return report(plan, backend=self.backend, delta=self._failing)
 
 
 def report(plan: Plan, *, backend: str | None = None, delta: float | None = None) -> Report:

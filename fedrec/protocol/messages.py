@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
 from fedrec.protocol.updates import Change, ClientArrays, SparseUpdate, network_bytes

@@ -1,23 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paired comparison of runs over users: differences, intervals and tests."""
+"""Systems of runs as rows of a table, and their paired comparison over users: differences,
+intervals and tests."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fedrec.components.registry import BASELINE
+from fedrec.components.sections import Section, resolved_section
 from fedrec.errors import ExperimentError, unknown
 from fedrec.evaluation.tables import lower_is_better, main_metric
 from fedrec.experiment.schema import marked
 from fedrec.report.inputs import COLUMNS, Inputs, system_inputs
-from fedrec.report.rows import baseline_names, is_private, settings_table, system_names
-from fedrec.runs.folder import Result
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.ragged import flat
+
+# Names of runs.
+
+_APART = ("name", "seed", "title", "settings-tried", "callbacks", "checkpoint", "engine")
+_MOST_SETTINGS = 3  # in a name; runs that differ in more are told apart by their folders
+_LONGEST_VALUE = 40  # characters of a setting in a name, likewise
+
+
+class Run(NamedTuple):
+    """A run with its names.
+
+    Attributes:
+        name: name of its system; equal for runs that differ only in their seed.
+        label: name and seed.
+        result: result of the run.
+    """
+
+    name: str
+    label: str
+    result: Result
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder."""
+        return RunFolder(self.result.folder)
+
+    @property
+    def baseline_seconds(self) -> float | None:
+        """Time of fitting and evaluating the centralised systems; None without any."""
+        states = [self.folder.read_baseline(label) or {} for label in self.result.baselines]
+        return sum(sum(s.get("seconds", {}).values()) for s in states) if states else None
+
+
+def named(results: Sequence[Result]) -> list[Run]:
+    """Name runs by system and seed."""
+    return [
+        Run(name, f"{name}, seed {result.experiment.seed}", result)
+        for name, result in zip(_system_names(results), results, strict=True)
+    ]
+
+
+def _system_names(results: Sequence[Result]) -> list[str]:
+    """Name per run: the experiment's name, marked if its negatives leak, and in brackets the
+    settings in which runs of that name differ. Runs that differ only in their seed have the same
+    name; repetitions under one seed are told apart by their folders."""
+    runs = [
+        _System(marked(result.experiment), dict(flat(_decisive(result))), result)
+        for result in results
+    ]
+    return [_name(run, runs, repeats=True) for run in runs]
+
+
+def _baseline_names(results: Sequence[Result]) -> list[dict[str, str]]:
+    """Names of each run's centralised systems, by label: the label, and in brackets the settings in
+    which systems of that label differ, such as `dp-popularity (epsilon=5)`. Equal settings under
+    one seed are one system."""
+    runs = [
+        {label: _System(label, _baseline(result, label), result) for label in result.baseline_users}
+        for result in results
+    ]
+    every = [system for systems in runs for system in systems.values()]
+    return [
+        {label: _name(system, every, repeats=False) for label, system in systems.items()}
+        for systems in runs
+    ]
+
+
+class _System(NamedTuple):
+    """A system of a run: its name, the settings on which its results depend, and the run."""
+
+    title: str
+    settings: Mapping[str, Any]
+    result: Result
+
+
+def _name(system: _System, systems: Sequence[_System], *, repeats: bool) -> str:
+    """Name of a system among those of its title; with `repeats`, equal settings under one seed are
+    repetitions."""
+    group = [other for other in systems if other.title == system.title]
+    same = [other.result for other in group if other.settings == system.settings]
+    seeds = [result.experiment.seed for result in same]
+    repeated = repeats and seeds.count(system.result.experiment.seed) > 1
+    keys = _differing([other.settings for other in group])
+    values = [_text(other.settings.get(key)) for key in keys for other in group]
+    if repeated or len(keys) > _MOST_SETTINGS or max(map(len, values), default=0) > _LONGEST_VALUE:
+        run = system.result if repeated else same[0]
+        texts = [_folder(run, [other.result for other in group])]
+    else:
+        texts = [f"{_short(key, keys)}={_text(system.settings.get(key))}" for key in keys]
+    return system.title + (f" ({', '.join(texts)})" if texts else "")
+
+
+def _text(value: Any) -> str:
+    """Format a value in a name; whole numbers without decimals."""
+    return "none" if value is None else str(value).removesuffix(".0")
+
+
+def _folder(result: Result, others: Sequence[Result]) -> str:
+    """Last part of a run's folder if unique, else the whole path."""
+    name = result.folder.name
+    alike = {other.folder for other in others if other.folder.name == name}
+    return name if len(alike) == 1 else str(result.folder)
+
+
+def _settings_table(result: Result) -> dict[str, Any]:
+    """Experiment as a table, with the defaults of settings newer than the run."""
+    try:
+        return result.experiment.resolve().table()
+    except ExperimentError:  # a component that is not installed here, or no longer has a setting
+        return result.experiment.table()
+
+
+def _decisive(result: Result) -> dict[str, Any]:
+    """Settings that determine the results of the federated system."""
+    table = {key: value for key, value in _settings_table(result).items() if key not in _APART}
+    evaluation = {**table.get("evaluation", {})}
+    evaluation.pop("baselines", None)
+    return {**table, "evaluation": evaluation}
+
+
+def _baseline(result: Result, label: str) -> dict[str, Any]:
+    """Settings that determine the results of a centralised system, with defaults."""
+    options = result.experiment.evaluation.baseline_settings().get(label, {})
+    section = Section.model_validate({"name": label, **options})
+    with suppress(ExperimentError):  # see `_settings_table`
+        section = resolved_section(BASELINE, section)
+    perturbed = _settings_table(result).get("perturb")
+    return dict(flat({"name": section.name, **section.options, "perturb": perturbed}))
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys with different values."""
+    absent = object()
+    return [
+        key
+        for key in dict.fromkeys(key for table in settings for key in table)
+        if any(table.get(key, absent) != settings[0].get(key, absent) for table in settings)
+    ]
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    """Last word of a key if unique among the keys, else the key."""
+    last = key.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
+
+
+# The systems of a run as rows of a table, and their privacy.
+
+BEFORE = "before fine-tuning"
+
+
+def system_rows(result: Result) -> dict[str, dict[str, Any]]:
+    """Metrics of the federated system (first, if there is one) and of the baselines, by label."""
+    rows: dict[str, dict[str, Any]] = {}
+    if result.experiment.federated:
+        epsilon = {} if result.epsilon is None else {"epsilon": result.epsilon}
+        rows[marked(result.experiment)] = {**result.metrics, **epsilon}
+        if result.before_fine_tuning:
+            rows[f"  {BEFORE}"] = result.before_fine_tuning
+    for label, metrics in result.baselines.items():
+        epsilon = _baseline_epsilon(result, label)
+        rows[label] = dict(metrics) | ({} if epsilon is None else {"epsilon": epsilon})
+    return rows
+
+
+def _baseline_epsilon(result: Result, label: str) -> float | None:
+    """Epsilon of a private centralised system, else None."""
+    state = RunFolder(result.folder).read_baseline(label) or {}
+    metrics = result.baselines.get(label, {})
+    epsilon = state.get("privacy", {}).get("epsilon", metrics.get("epsilon"))
+    return None if epsilon is None else float(epsilon)
+
+
+def epsilon_of(result: Result, label: str) -> float | None:
+    """Epsilon of a system in a table; None without differential privacy."""
+    federated = (marked(result.experiment), f"  {BEFORE}")
+    if label in federated and result.experiment.federated:
+        return result.epsilon
+    return _baseline_epsilon(result, label)
+
+
+def is_private(result: Result, label: str) -> bool:
+    """True if a row of a table has a finite epsilon."""
+    epsilon = epsilon_of(result, label)
+    return epsilon is not None and math.isfinite(epsilon)
+
 
 # Bootstrap intervals of means over users (Efron 1979), of many samples at once.
 #
@@ -111,7 +300,7 @@ class PairedTest:
     worse: int
 
 
-def seed_test(differences: np.ndarray) -> dict[str, float]:
+def _seed_test(differences: np.ndarray) -> dict[str, float]:
     """Paired t test over seeds.
 
     Args:
@@ -196,7 +385,7 @@ def wilcoxon(differences: np.ndarray) -> float:
     return float(np.asarray(stats.wilcoxon(changes))[1]) if len(changes) else 1.0
 
 
-def holm(p_values: np.ndarray) -> np.ndarray:
+def _holm(p_values: np.ndarray) -> np.ndarray:
     """P-values `float [n]` with Holm's correction (1979), in order, at most 1; NaN, for a missing
     test, stays NaN and does not count."""
     corrected = np.array(p_values, dtype=np.float64)
@@ -230,7 +419,7 @@ class Comparison:
         table: one row per system: `mean`, `mean_low`, `mean_high` (95% over users), `sd` over
             seeds, `seeds`, `private` (a finite epsilon in every run), its inputs
             (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but the reference the fields of
-            `PairedTest` and of `seed_test`, with `t_holm`, `wilcoxon_holm` and `seed_holm`.
+            `PairedTest` and of `_seed_test`, with `t_holm`, `wilcoxon_holm` and `seed_holm`.
     """
 
     metric: str
@@ -280,7 +469,7 @@ def compare(
     }
     tests = pd.DataFrame(_tests(list(differences.values()), lower), list(differences))
     for name in ("t", "wilcoxon", "seed"):
-        tests[f"{name}_holm"] = holm(tests[f"{name}_p"].to_numpy())
+        tests[f"{name}_holm"] = _holm(tests[f"{name}_p"].to_numpy())
     means = pd.DataFrame(_means(list(systems.values())), list(systems))
     inputs = {label: system.inputs for label, system in systems.items()}
     nothing = dict.fromkeys(COLUMNS)
@@ -288,6 +477,12 @@ def compare(
     named = pd.DataFrame(cells, list(inputs)).rename(columns=lambda name: name.replace("-", "_"))
     table = means.join([named, tests]).rename_axis("system")
     return Comparison(metric, lower, reference, inputs, table)
+
+
+def system_users(result: Result) -> dict[str, pd.DataFrame]:
+    """Per-user metrics of each system of a run, by label: the federated one first, if any."""
+    federated = {marked(result.experiment): result.users} if result.experiment.federated else {}
+    return {**federated, **result.baseline_users, **federated}
 
 
 class _Compared(NamedTuple):
@@ -322,7 +517,7 @@ def _tests(differences: Sequence[pd.Series], lower: bool) -> list[dict[str, floa
     samples = [_means_by("client", values).dropna().to_numpy() for values in differences]
     over_users = paired_tests(samples, lower_is_better=lower)
     return [
-        asdict(test) | seed_test(_means_by("seed", values).to_numpy())
+        asdict(test) | _seed_test(_means_by("seed", values).to_numpy())
         for test, values in zip(over_users, differences, strict=True)
     ]
 
@@ -349,12 +544,11 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, _Compared]:
     values: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
     inputs: dict[str, Inputs | None] = {}
-    names_of_runs = zip(results, system_names(results), baseline_names(results), strict=True)
+    names_of_runs = zip(results, _system_names(results), _baseline_names(results), strict=True)
     for result, system, baselines in names_of_runs:
         federated = marked(result.experiment)
-        tables = {federated: result.users} if result.experiment.federated else {}
         stated = system_inputs(result)
-        for label, table in {**tables, **result.baseline_users, **tables}.items():
+        for label, table in system_users(result).items():
             if metric not in table:
                 continue
             name = system if label == federated else baselines[label]
@@ -398,7 +592,7 @@ def _check_same_data(results: Sequence[Result]) -> None:
 def _tested_on(result: Result) -> dict[str, Any]:
     """Settings of the data, the split and the tested rows, without those that change only
     training."""
-    table = settings_table(result)
+    table = _settings_table(result)
     sections = {key: table.get(key) for key in _SAME}
     evaluation = {"held-out": result.experiment.evaluation.held_out}
     settings = dict(flat(sections | {"evaluation": evaluation}))

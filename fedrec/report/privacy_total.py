@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.accountant import Accountant, Charge, Ledger
 from fedrec.privacy.accounting.events import DEFAULT_BACKEND
-from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.runs.folder import RunFolder
 
 _DELTA = 1e-5  # unless a run states another

@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import EvaluationConfig, marked
-from fedrec.report.comparison import bootstrap_intervals
+from fedrec.report.comparison import bootstrap_intervals, is_private, system_rows
 from fedrec.report.inputs import Inputs, budgets_line, inputs_line, system_inputs
-from fedrec.report.rows import is_private, system_rows
 from fedrec.runs.folder import TIED_SHARE, RunFolder
 
 if TYPE_CHECKING:
@@ -162,11 +162,9 @@ def _rivals(result: Result, metric: str, system: str) -> dict[str, str]:
     return names
 
 
-def _learns_from(inputs: Inputs | None) -> tuple[Any, ...] | None:
+def _learns_from(inputs: Inputs | None) -> Inputs | None:
     """Inputs without client-rounds and number of settings tried."""
-    if inputs is None:
-        return None
-    return inputs.user_features, inputs.item_features, inputs.low_rated, inputs.test_users
+    return inputs and replace(inputs, client_rounds=None, settings_tried=None)
 
 
 def _verdict(low: float, high: float) -> str:

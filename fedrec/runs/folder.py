@@ -65,7 +65,7 @@ from fedrec.runtime.files import (
 # in packages above this library, or that import this module: imported on first use, like
 # `fedrec.run`
 _SCORING = "simulations.recommending"
-_ROWS = "fedrec.report.rows"
+_ROWS = "fedrec.report.comparison"
 _SHOWN = 5  # metrics of a short table
 
 

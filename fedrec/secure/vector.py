@@ -19,7 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
 from fedrec.errors import ExperimentError, RefusalError
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import TrainOrder, TrainSum
 from fedrec.protocol.updates import dense_change, mirrored, numbers_of, upper
 from fedrec.secure import keys

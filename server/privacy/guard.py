@@ -26,12 +26,10 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import contributions_of, phase_at
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy import statement
-from fedrec.privacy.accounting.accountant import Accountant, Report
+from fedrec.privacy.accounting.accountant import Accountant, Ledger, Report
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.statement import SIMULATION, caveats
 from fedrec.rng import source_of
 from fedrec.runs.folder import RunFolder

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of attacks: required runs, the attacker's view of them, and the outcome.
+"""Attacks: their interface (required runs, the attacker's view of them, and the outcome), and the
+inference of membership and of attributes.
 
 `fedrec attack NAME EXPERIMENT` trains these runs, or reuses them, and writes the outcome.
 """
@@ -10,23 +11,42 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedrec.attacks.attribute import Figure, Success, measure
+from fedrec.attacks.inference import (
+    Describer,
+    Figure,
+    Inference,
+    Scaling,
+    Success,
+    fit_signals,
+    forest_scores,
+    infer_attribute,
+    lira_scores,
+    measure,
+    one_hot,
+)
 from fedrec.components.registry import ATTACK
 from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
-from fedrec.config import Config
+from fedrec.config import Config, did_you_mean
 from fedrec.data.population import POPULATIONS, Population
+from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment, load
 from fedrec.rng import seed_sequence
-from fedrec.runtime.files import finite, write_json
+from fedrec.runtime.files import finite, open_atomically, write_json
 from server.callbacks import Callback
-from simulations.attacks.members import Members, half_members
-from simulations.attacks.system import TrainedSystem
+from simulations.attacks.systems import (
+    TrainedSystem,
+    TrainingClients,
+    bit_mask,
+    half_members,
+    half_memberships,
+    shadow_parts,
+)
 from simulations.studies.runs import run_once
 
 TARGET = "target"
@@ -90,7 +110,7 @@ class AttackOutcome:
     """The outcome of an attack.
 
     Attributes:
-        figures: measured figures, such as a `fedrec.attacks.attribute.Success`.
+        figures: measured figures, such as a `fedrec.attacks.inference.Success`.
         table: plain values, saved as JSON.
         rows: a table to print; the first row has the column titles.
         lines: text to print below the table.
@@ -151,8 +171,7 @@ class MembershipAttack(Attack):
     """Base of membership attacks, which tell training users of a system (members) from others.
 
     A subclass has its settings derived from `MembershipConfig`, and `suspicion`. The target is
-    trained by half of the users, and all users are attacked, unless `trainings` or `victims`
-    differ.
+    trained by half of the users, unless `trainings` differs, and all users are attacked.
 
     Attributes:
         details: further numbers for the saved outcome.
@@ -175,10 +194,6 @@ class MembershipAttack(Attack):
         default the median, because about half of the users are members."""
         return float(np.median(suspicion))
 
-    def victims(self, attacked: Attacked) -> np.ndarray:
-        """Attacked users among `attacked.users`, `int64 [n]`, ascending."""
-        return attacked.users
-
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """Return the required runs, by folder name."""
         half = half_members(len(attacked.users), self.seed)
@@ -190,15 +205,14 @@ class MembershipAttack(Attack):
         Raises:
             ComponentError: `suspicion` is not one finite number per user.
         """
-        users = self.victims(attacked)
-        suspicion = self._checked(self.suspicion(replace(attacked, users=users)), len(users))
-        member = np.isin(users, attacked.target.members)
+        suspicion = self._checked(self.suspicion(attacked), len(attacked.users))
+        member = np.isin(attacked.users, attacked.target.members)
         success = measure(suspicion, member, threshold=self.threshold(suspicion))
         claimed = self.config.epsilon
         ceilings = {} if claimed is None else success.ceilings(claimed, self.config.delta)
         table = {"success": success.table(), **self.details, "ceilings": ceilings}
         line = f"{success.members} members, {success.others} others."
-        return AttackOutcome(success, table, figure_rows(_figures(success), ceilings), [line])
+        return AttackOutcome(success, table, _figure_rows(_figures(success), ceilings), [line])
 
     def _checked(self, suspicion: Any, users: int) -> np.ndarray:
         numbers = isinstance(suspicion, np.ndarray) and suspicion.shape == (users,)
@@ -224,7 +238,7 @@ def _figures(success: Success) -> list[tuple[str, Figure, float, str]]:
     ]
 
 
-def figure_rows(
+def _figure_rows(
     rows: Iterable[tuple[str, Figure, float, str]], ceilings: Mapping[str, float]
 ) -> list[list[str]]:
     """Format a table of figures to print.
@@ -283,7 +297,9 @@ def run_attack(
         systems[name] = TrainedSystem(experiment, run, members)
     with component_errors(ATTACK.name, attack, "in its outcome"):
         outcome = attack.outcome(replace(attacked, systems=systems))
-    recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
+    recommends = {}
+    if TARGET in systems:
+        recommends = {"recommends": dict(systems[TARGET].run.read_result().metrics)}
     options = attack.config.model_dump(mode="json")
     table = finite({"attack": named.name, "options": options, **outcome.table, **recommends})
     write_json(output / attack.file, table)
@@ -296,10 +312,263 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
     split = {}
     if training.members is not None:
         base = step_table(experiment.split)
-        split = {"split": Members.section(base, experiment.seed_of_split, training.members)}
+        mask = bit_mask(training.members)
+        section = TrainingClients.section(base, seed=experiment.seed_of_split, members=mask)
+        split = {"split": section}
     changed = {
         "name": f"{experiment.name}-{name}",
         "seed": experiment.seed if training.seed is None else training.seed,
         "evaluation": {**table["evaluation"], "baselines": [], **training.evaluation},
     }
     return load({**table, **changed, **split, **training.changes})
+
+
+# Inference from federations: membership by PrivRec's attack, by likelihood ratios and by fit, and
+# attributes of users.
+
+# PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
+# `fedrec.attacks.inference` has the forest, and lists what the paper leaves open.
+
+_SHADOW = "shadow"
+_LENGTH = 10
+"""Length of recommendation lists."""
+
+
+class PrivRecAttackConfig(MembershipConfig):
+    """Settings of PrivRec's membership attack."""
+
+    shadow_users: int = Field(default=1000, ge=1)
+    """Number of shadow users, with data known to the attacker."""
+    trees: int = Field(default=100, ge=1)
+    """Number of trees in the random forest."""
+    judged: int = Field(default=200, ge=0)
+    """Number of random test users on whom the target's recommendations are evaluated; 0: all. With
+    fine-tuning, evaluating all takes longer than the attack itself."""
+
+
+class PrivRecAttack(MembershipAttack):
+    """PrivRec's membership attack: shadow system, top-10 lists, random forest."""
+
+    name = "membership"
+    Config = PrivRecAttackConfig
+    paper = "PrivRec (Wang et al. 2021), section 4.6"
+    config: PrivRecAttackConfig
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
+        """Runs for the attack: the shadow system and the target.
+
+        Raises:
+            ExperimentError: there are too few users.
+        """
+        used, _, members, _ = self._parts(attacked)
+        judged = {"final-users": self.config.judged} if self.config.judged else {}
+        users = attacked.users
+        return {
+            _SHADOW: AttackRun(np.isin(users, used), attacked.seed_of("attack-run", 0)),
+            TARGET: AttackRun(np.isin(users, members), evaluation={"every": 0, **judged}),
+        }
+
+    def outcome(self, attacked: Attacked) -> AttackOutcome:
+        """Attack all users but the shadow users."""
+        users = np.sort(np.concatenate(self._parts(attacked)[2:]))
+        return super().outcome(replace(attacked, users=users))
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """Probability of "member" by the forest, `float64 [users]`."""
+        population = attacked.population
+        shadow = attacked.systems[_SHADOW]
+        known = np.setdiff1d(population.partition.training_clients, attacked.users)
+        items = population.rows(known, positive=True).items
+        data = population.interactions
+        popularity = np.bincount(items, minlength=data.num_items)
+        describer = Describer(data.user_features, data.item_features, popularity)
+        lists = attacked.target.lists(attacked.users, _LENGTH)
+        there = describer.describe(attacked.users, lists)
+        # equal descriptions cannot be distinguished
+        self.details["descriptions"] = len(np.unique(there, axis=0))
+        return forest_scores(
+            describer.describe(known, shadow.lists(known, _LENGTH)),
+            np.isin(known, shadow.members),
+            there,
+            seed=self.seed,
+            trees=self.config.trees,
+        )
+
+    def threshold(self, suspicion: np.ndarray) -> float:
+        """Threshold 1/2 of the forest's probability."""
+        return 0.5
+
+    def _parts(self, attacked: Attacked) -> list[np.ndarray]:
+        return shadow_parts(attacked.users, self.config.shadow_users, self.seed)
+
+
+# The attack by fit (Yeom et al. 2018, section 3): a user whom the system fits well is called a
+# member.
+#
+# Where this differs from the paper: it compares the loss of one example with the mean training
+# loss; here a user is the unit, its fit is a mean over its rows (`fedrec.attacks.inference`), and
+# the median of all users replaces the mean loss.
+
+
+class Fit(MembershipAttack):
+    """Membership attack by fit: suspects the users with the best fit, without shadow systems."""
+
+    name = "fit"
+    paper = "Yeom et al. 2018, section 3"
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """Fit of the target to each user, `float64 [users]`."""
+        return self.signals(attacked, attacked.target)
+
+    def signals(self, attacked: Attacked, system: TrainedSystem) -> np.ndarray:
+        """Fit of a system to each user, `float64 [users]`."""
+        blocks = system.scores(attacked.users)
+        return np.concatenate(
+            [fit_signals(scores, attacked.population, part) for part, scores in blocks]
+        )
+
+
+# The likelihood-ratio attack (Carlini et al. 2022): shadow federations on random halves of the
+# users, and a target; `fedrec.attacks.inference` has the statistic.
+
+
+class LiraConfig(MembershipConfig):
+    """Settings of the likelihood-ratio attack."""
+
+    shadows: int = Field(default=16, ge=4, multiple_of=2)
+    """Number of shadow systems; every user trains half of them, and both halves need a mean and a
+    variance."""
+
+
+class Lira(Fit):
+    """Likelihood-ratio attack with shadow federations."""
+
+    name = "lira"
+    Config = LiraConfig
+    paper = "Carlini et al. 2022"
+    config: LiraConfig
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
+        """Runs for the attack: the target, and shadow systems of half of the users each."""
+        masks = half_memberships(len(attacked.users), self.config.shadows, self.seed)
+        shadows = {
+            f"shadow-{number:03d}": AttackRun(mask, attacked.seed_of("attack-run", number))
+            for number, mask in enumerate(masks, 1)
+        }
+        return {**super().trainings(attacked), **shadows}
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """Scores `float64 [users]`, see `lira_scores`; the signals are saved in `signals.npz`."""
+        users = attacked.users
+        shadows = [system for name, system in attacked.systems.items() if name != TARGET]
+        arrays = {
+            "target": self.signals(attacked, attacked.target),
+            "member": np.isin(users, attacked.target.members),
+            "shadows": np.stack([self.signals(attacked, shadow) for shadow in shadows]),
+            "masks": np.stack([np.isin(users, shadow.members) for shadow in shadows]),
+        }
+        with open_atomically(attacked.folder / "signals.npz") as file:
+            np.savez(file, users=users, **arrays)
+        return lira_scores(arrays["target"], arrays["shadows"], arrays["masks"])
+
+    def threshold(self, suspicion: np.ndarray) -> float:
+        """Threshold of the log ratio: 0, a ratio of 1."""
+        return 0.0
+
+
+# Attribute inference: from profiles, from recommendation lists without items of the user's real
+# training rows, or from clients' updates; `fedrec.attacks.inference` has the attacker.
+
+
+class AttributeConfig(Config):
+    """Settings of attribute inference."""
+
+    attribute: str = "gender"
+    """User feature to infer."""
+    source: Literal["profiles", "recommendations", "updates"] = "profiles"
+    """Data that the attacker sees. `profiles`: the items that each device learns from (perturbed,
+    where the experiment perturbs them); `recommendations`: top lists of the trained system after
+    each user's own fine-tuning; `updates`: the upload of each client in the round after the
+    last."""
+    folds: int = Field(default=5, ge=2)
+    """Number of cross-validation folds over users."""
+
+
+class Attribute(Attack):
+    """Inference of a user attribute, such as gender, from profiles, recommendations or updates."""
+
+    name = "attribute"
+    Config = AttributeConfig
+    config: AttributeConfig
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
+        """Runs for the attack: the attacked experiment itself; none for profiles.
+
+        Raises:
+            ExperimentError: the attribute is unknown, or has several values per user.
+        """
+        self._labels(attacked.population)
+        needed = self.config.source != "profiles"
+        return {TARGET: AttackRun(evaluation={"every": 0})} if needed else {}
+
+    def outcome(self, attacked: Attacked) -> AttackOutcome:
+        """Infer the attribute of the training clients with a known one.
+
+        Raises:
+            ExperimentError: a class has too few users.
+        """
+        users, labels, categories = self._labels(attacked.population)
+        scaling: Scaling = "columns" if self.config.source == "updates" else "rows"
+        inference = infer_attribute(
+            self._described(attacked, users),
+            labels,
+            scaling=scaling,
+            folds=self.config.folds,
+            seed=self.seed,
+        )
+        sizes = ", ".join(
+            f"{n} {label}" for n, label in zip(inference.classes, categories, strict=True)
+        )
+        folds = f"{min(inference.folds):.3f} to {max(inference.folds):.3f}"
+        line = f"{inference.users} users ({sizes}); balanced accuracy in the folds {folds}."
+        table = {"categories": categories, "success": inference.table()}
+        return AttackOutcome(inference, table, _rows(inference), [line])
+
+    def _described(self, attacked: Attacked, users: np.ndarray) -> np.ndarray:
+        """Descriptions of users as the attacker sees them, `float32 [users, columns]`."""
+        source = self.config.source
+        items = attacked.population.interactions.num_items
+        if source == "updates":
+            return np.stack(list(attacked.target.updates(users)))
+        if source == "recommendations":
+            return one_hot(attacked.target.lists(users, _LENGTH, as_shown=True), items)
+        profiles = np.zeros((len(users), items), dtype=np.float32)
+        for row, user in zip(profiles, users.tolist(), strict=True):
+            row[attacked.population.client(user).items] = 1.0
+        return profiles
+
+    def _labels(self, population: Population) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+        """Training clients with a known attribute, class codes from 0, and class labels."""
+        features = population.interactions.user_features
+        name = self.config.attribute
+        known = features.names
+        if name not in known or features[name].width != 1:
+            raise ExperimentError(
+                f"attribute {name!r} cannot be inferred",
+                expected=f"a feature with one category per user, of {', '.join(known) or 'none'}",
+                fix=did_you_mean(name, known) if known else "choose another dataset",
+            )
+        users = population.partition.training_clients
+        codes = features[name].padded()[users, 0]
+        present, labels = np.unique(codes[codes >= 0], return_inverse=True)
+        categories = tuple(features[name].categories[code] for code in present)
+        return users[codes >= 0], labels.astype(np.int64), categories
+
+
+def _rows(inference: Inference) -> list[list[str]]:
+    figures = [
+        ("balanced accuracy", inference.balanced_accuracy, inference.chance, ""),
+        ("accuracy", inference.accuracy, inference.majority, ""),
+    ]
+    auc = [] if inference.auc is None else [["AUC", f"{inference.auc:.3f}", "-", "0.500"]]
+    return [*_figure_rows(figures, {}), *auc]

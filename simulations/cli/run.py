@@ -18,10 +18,10 @@ from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
+from fedrec.report.comparison import epsilon_of, system_rows
 from fedrec.report.inputs import inputs_line, system_inputs
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.report.summary import result_lines, summary_table
 from fedrec.runs.folder import Result
 from fedrec.runs.ids import default_folder, runs_directory, stamp

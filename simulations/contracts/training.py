@@ -30,11 +30,9 @@ from fedrec.data.interactions import FeatureNames, FeatureTable, Schema
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model
-from fedrec.privacy.clipping import Clip
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.plan import Plan
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.accounting.accountant import Ledger
+from fedrec.privacy.clipping import Clip, Protection
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import TrainOrder, pack_sum, unpack_order
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change

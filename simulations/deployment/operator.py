@@ -33,7 +33,7 @@ from simulations.deployment.processes import (
 from simulations.flower_commands import is_healthy, last_lines
 
 if TYPE_CHECKING:
-    from fedrec.report.page.charts import PageTable
+    from fedrec.report.page.sections import PageTable
     from simulations.deployment.client import ClientPlan
 
 START_SECONDS = 90.0
@@ -135,7 +135,7 @@ def states(deployment: Deployment) -> list[ProcessState]:
 
 def process_table(states: Sequence[ProcessState]) -> PageTable:
     """Table of processes."""
-    from fedrec.report.page.charts import PageTable, Row
+    from fedrec.report.page.sections import PageTable, Row
 
     health = {None: "", True: "healthy", False: "no answer"}
     rows = []
@@ -148,7 +148,8 @@ def process_table(states: Sequence[ProcessState]) -> PageTable:
 
 def node_table(deployment: Deployment, nodes: Sequence[Any]) -> PageTable:
     """Table of registered nodes, with the restarts of each node's processes on this machine."""
-    from fedrec.report.page.charts import PageTable, Row
+
+    from fedrec.report.page.sections import PageTable, Row
     from simulations.deployment.superlink import heard, overdue
 
     now = time.time()

@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedrec.errors import EngineError, FedrecError
-from fedrec.report.page.charts import Note, PageTable, Row, number_cell, rendered
+from fedrec.report.page.sections import Note, PageTable, Row, number_cell, rendered
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import operator
 from simulations.deployment.gateway import serve_over_tls

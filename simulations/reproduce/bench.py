@@ -22,7 +22,7 @@ from fedrec.components.sections import component_of
 from fedrec.data.population import POPULATIONS
 from fedrec.evaluation.tables import group_gaps, ranking_metrics
 from fedrec.experiment.schema import TRIED, Experiment, marked, read
-from fedrec.report.rows import epsilon_of
+from fedrec.report.comparison import epsilon_of
 from fedrec.rng import stream
 from fedrec.runs.folder import Result
 from simulations.studies.declaration import Found, TaskJob

@@ -17,7 +17,7 @@ import torch
 
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.node import Node
-from fedrec.attacks.bounds import audit_one_rating
+from fedrec.attacks.audit import audit_one_rating
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.private.ratings import DpsgdPnbmConfig
 from fedrec.baselines.ratings import Svd, SvdConfig

@@ -23,8 +23,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import lower_is_better
 from fedrec.experiment.schema import DataSettings, Experiment, load, read
-from fedrec.privacy.accounting.accountant import Law, RandomTrials
-from fedrec.privacy.accounting.backends import rdp_total
+from fedrec.privacy.accounting.accountant import Law, RandomTrials, rdp_total
 from fedrec.privacy.accounting.rdp import epsilon_of
 from fedrec.rng import seed_sequence, stream
 from server.privacy.guard import PhasePlans

@@ -17,7 +17,7 @@ from clients.sums import CompressedUpdates
 from fedrec.device import resolve_device
 from fedrec.errors import EngineError, ExperimentError, FedrecError
 from fedrec.experiment.schema import load
-from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.accounting.accountant import Ledger
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from tests.runs import parameters_in

@@ -23,7 +23,7 @@ from fedrec.models.base import Model
 from fedrec.models.linear import Pnbm, PnbmConfig
 from fedrec.models.personal import generate
 from fedrec.neighbourhood import Bounds, Examples, Rest, own_gradient
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import ItemQuery, TrainOrder
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
 from fedrec.protocol.updates import ClientArrays, dense_change

@@ -11,7 +11,7 @@ import pytest
 from clients.node import Node
 from clients.round import train_clients
 from fedrec.errors import ClientError
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.rng import torch_stream

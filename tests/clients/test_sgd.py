@@ -19,7 +19,7 @@ from fedrec.data.client_data import draw_negatives
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
 from fedrec.models.privrec import PrivRec, PrivRecConfig
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import TrainOrder, pack_sum, read_arrays
 from fedrec.protocol.updates import SparseAccumulator, dense_change, network_bytes
 from fedrec.rng import stream, torch_stream

@@ -24,7 +24,7 @@ from pydantic import Field
 import fedrec
 from fedrec.components.registry import KINDS, METRIC, available, available_names, ours, settings_of
 from fedrec.config import Config
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import PrivacyConfig
 from simulations import cli, runner
 from simulations.cli.components import SECTIONS, TEMPLATES
 from tests.simulations.helpers import flwr_command

@@ -51,9 +51,13 @@ def test_a_seed_of_a_components_own_is_the_experiments_unless_it_is_given():
     own = load(source, ["seed=5", "step.budget-seed=0"])
     steps = own.steps().values()
     assert [step.options["budget-seed"] for step in steps if step.name == "dpvae"] == [0, 5]
-    for experiment, seed in ((load(source, ["seed=5"]), 5), (own, 0)):
-        drawn = experiment.settings(STEP).budget(7)
-        assert drawn == PersonalNoise(budget_seed=seed).budget(7)
+    drawn = load(source, ["seed=5"]).settings(STEP).requested(7)
+    assert (
+        drawn
+        == PersonalNoise(budget_seed=5).requested(7)
+        != own.settings(STEP).requested(7)
+        == PersonalNoise(budget_seed=0).requested(7)
+    )
     assert load(own.table()) == own
 
 

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.schema import SecureAggregationConfig, load
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import TrainSum
 from fedrec.protocol.secure import SEALED_BYTES
 from fedrec.protocol.updates import SparseUpdate

@@ -16,7 +16,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.schema import load
-from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.accounting.accountant import Ledger
 from fedrec.runs.folder import RunFolder
 from server.callbacks import Callback
 from server.run import _Loop

@@ -14,12 +14,11 @@ from flwr.app import MetricRecord
 
 from clients import sums as update_sum
 from fedrec.errors import ComponentError, ExperimentError, RunError
+from fedrec.privacy import mechanisms
 from fedrec.privacy.accounting import accountant as module
-from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize
-from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms import base as mechanisms
 from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.serialization import to_record
 from fedrec.report.page.sections import report
@@ -109,8 +108,8 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
     apply = Reptile.apply
     paid = []
 
-    def pay(self, number, event, n=1):
-        charge(self, number, event, n)
+    def pay(self, number, event):
+        charge(self, number, event)
         paid.append(number)
 
     monkeypatch.setattr(Ledger, "charge", pay)

@@ -14,7 +14,7 @@ from clients.app import node_of
 from clients.steps.sgd import Sgd
 from clients.storage import SessionSecrets
 from fedrec.errors import ClientError, RefusalError
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import pack_order
 from fedrec.protocol.secure import SEALED_BYTES, MaskOrder, counted, listed, pieces, unlisted
 from fedrec.protocol.serialization import to_record

@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 
 from clients.app import node_of
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import TrainSum, pack_masked, pack_order, pack_sum
 from fedrec.protocol.secure import ShareReply, UnmaskReply
 from fedrec.protocol.serialization import to_record, zero_copy_arrays

@@ -15,8 +15,7 @@ import click
 import pytest
 import typer
 
-from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from simulations import cli
 from simulations.cli import doctor
 from simulations.cli.run import print_table

@@ -24,12 +24,12 @@ from fedrec.errors import ClientError
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
 from fedrec.perturb.substitutes import RandomReplacement
-from fedrec.privacy.mechanisms.base import Gaussian
+from fedrec.privacy.mechanisms import Gaussian
 from server.callbacks import Callback
 from server.samplers import FixedSizeSampler
-from simulations.attacks.inference import Fit
+from simulations.attacks.base import Fit
 from simulations.contracts.training import ModelContract
-from simulations.poisoning.profiles import RandomProfiles
+from simulations.poisoning import RandomProfiles
 from strategies.sums import Reptile
 from tests.clients import oracles
 

@@ -25,7 +25,7 @@ from fedrec.data.download import unpack
 from fedrec.data.reader import read_vectors
 from fedrec.data.recognition import recognise
 from fedrec.experiment.schema import load
-from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.accounting.accountant import Ledger
 from fedrec.protocol.messages import TrainOrder, TrainSum, pack_order, pack_sum, read_arrays
 from fedrec.protocol.serialization import _PACKED, for_the_network, from_the_network, to_record
 from fedrec.report.comparison import compare

@@ -21,10 +21,7 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import events
 from fedrec.rng import stream
 from fedrec.training.block import OwnData
-from simulations import runner
-from simulations.poisoning import base, gradients
-from simulations.poisoning.base import learning_rates
-from simulations.poisoning.gradients import clustered, promotion_gradient
+from simulations import poisoning, runner
 from tests.captured_noise import Captured, captured, sensitivities
 
 # Attacks against what they are meant to compute: gradients by hand, clusters, directions.
@@ -79,24 +76,24 @@ def test_the_gradient_of_fedrec_attack_by_hand(block_of):
             slope = float(np.exp(margin)) if margin < 0 else 1.0
             wanted[shown] += slope * user
             wanted[target] -= slope * user
-    torch.testing.assert_close(promotion_gradient(known, table, users), wanted)
+    torch.testing.assert_close(poisoning._promotion_gradient(known, table, users), wanted)
 
 
 def test_rows_of_fedrec_attack_are_few_and_limited(block_of, monkeypatch):
-    monkeypatch.setattr(gradients, "ROWS", 5)
-    monkeypatch.setattr(gradients, "ROW_LIMIT", 0.01)
+    monkeypatch.setattr(poisoning, "_ROWS", 5)
+    monkeypatch.setattr(poisoning, "_ROW_LIMIT", 0.01)
     block = block_of("fedrec-attack", *MF)
     found = attack_of("fedrec-attack").updates(block)["item.factors"]
     norms = found.norm(dim=2)
     assert (norms > 0).sum(1).max() <= 5
     assert (norms[:, block.known.targets] > 0).all()
-    assert norms.max() <= 0.01 * learning_rates(block)["item.factors"] * (1 + 1e-5)
+    assert norms.max() <= 0.01 * poisoning._learning_rates(block)["item.factors"] * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("name", ["a-ra", "a-hum"])
 def test_made_up_users_move_every_shared_parameter_towards_the_targets(name, block_of, monkeypatch):
     """A step raises the targets' scores."""
-    monkeypatch.setattr(base, "USER_STD", 0.1)
+    monkeypatch.setattr(poisoning, "_USER_STD", 0.1)
     block = block_of(name, *NEUMF)
     found = attack_of(name).updates(block)
     assert set(found) == set(block.shared)
@@ -113,14 +110,14 @@ def test_made_up_users_move_every_shared_parameter_towards_the_targets(name, blo
 
 
 def test_hard_users_score_the_targets_lower_than_random_ones(block_of, monkeypatch):
-    monkeypatch.setattr(gradients, "HARD_RATE", 1.0)
+    monkeypatch.setattr(poisoning, "_HARD_RATE", 1.0)
     block = block_of("a-hum", *NEUMF)
     shared = {name: block.parameters[name] for name in block.shared}
     scores = []
     for steps in (1, 50):
-        monkeypatch.setattr(gradients, "HARD_STEPS", steps)
+        monkeypatch.setattr(poisoning, "_HARD_STEPS", steps)
         users = attack_of("a-hum").users(block, torch.Generator().manual_seed(1))
-        scores.append(base.target_scores(block, shared, users).mean())
+        scores.append(poisoning._target_scores(block, shared, users).mean())
     assert scores[1] < scores[0] - 0.01
 
 
@@ -144,7 +141,7 @@ def test_clusters_are_those_of_scikit_learn():
     wanted = KMeans(3, n_init=10, random_state=0).fit(points)
     for seed in range(20):  # some starts end in a local optimum, as Lloyd's algorithm does
         generator = torch.Generator().manual_seed(seed)
-        centres, cluster = clustered(torch.from_numpy(points), 3, generator)
+        centres, cluster = poisoning._clustered(torch.from_numpy(points), 3, generator)
         if adjusted_rand_score(wanted.labels_, cluster.numpy()) == 1:
             order = np.argsort(centres[:, 0].numpy())
             expected = np.sort(wanted.cluster_centers_, axis=0)
@@ -154,7 +151,7 @@ def test_clusters_are_those_of_scikit_learn():
 
 
 def test_cluster_attack_pulls_rows_to_centres_of_clusters(block_of, monkeypatch):
-    monkeypatch.setattr(gradients, "CLUSTERS", 2)
+    monkeypatch.setattr(poisoning, "_CLUSTERS", 2)
     block = block_of("cluster-attack", *MF)
     found = attack_of("cluster-attack").updates(block)["item.factors"]
     table = block.parameters["item.factors"]
@@ -371,7 +368,7 @@ def exposure(tmp_path):
 def test_fedrec_attack_reaches_the_exposure_of_its_log(exposure, monkeypatch):
     """.781 after iteration 5, with 5 % malicious clients; none without. Their loss is a sum over
     about 200 rows, ours a mean."""
-    monkeypatch.setattr(gradients, "ROW_LIMIT", 1 / 200)
+    monkeypatch.setattr(poisoning, "_ROW_LIMIT", 1 / 200)
     folder = "fedrecattack-ml-100k"
     assert exposure(FEDREC_ATTACK, folder, k=5) >= 0.72
     assert exposure(FEDREC_ATTACK, folder, "adversary.share=0.0", k=5) < 0.01

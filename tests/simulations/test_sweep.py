@@ -18,8 +18,7 @@ import pytest
 from fedrec.components.sections import override
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
-from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import total_of
 from fedrec.runs.folder import Result, RunFolder, locked

@@ -16,8 +16,7 @@ from scipy.stats import kstest
 
 from clients.steps.descent import Update, as_block
 from clients.sums import UpdateSum
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import TrainOrder, pack_sum, unpack_order
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.rng import Reproducible

@@ -20,8 +20,7 @@ from fedrec.components.registry import MODEL, STRATEGY, resolve
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec
-from fedrec.privacy.clipping import Clip
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Clip, Protection
 from fedrec.protocol.messages import (
     TrainEach,
     TrainOrder,

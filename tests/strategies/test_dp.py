@@ -26,8 +26,7 @@ from flwr.app import Message
 from scipy.stats import chi, gamma, kstest
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import TrainSum, pack_sum, unpack_sum
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible

@@ -24,7 +24,7 @@ from fedrec.sums.products import item_scale, item_weights
 from server.checkpoint import Checkpoints
 from server.privacy.guard import PhasePlans
 from simulations import runner
-from simulations.poisoning.base import UpdatePoisoning
+from simulations.poisoning import UpdatePoisoning
 from tests.runs import assert_same_run, charged, parameters_in, resumed
 
 

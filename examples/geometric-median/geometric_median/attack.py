@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.malicious import MaliciousBlock
-from simulations.poisoning.base import UpdatePoisoning, UpdatePoisoningConfig
+from simulations.poisoning import UpdatePoisoning, UpdatePoisoningConfig
 
 
 class SignFlipConfig(UpdatePoisoningConfig):

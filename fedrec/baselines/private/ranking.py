@@ -19,12 +19,11 @@ from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config, Width
 from fedrec.data.interactions import FeatureNames, FeatureTable, LowRatedConfig
 from fedrec.errors import ExperimentError
+from fedrec.privacy import mechanisms
 from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import base as mechanisms
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.rng import NoiseSource, source_of, torch_stream
 from fedrec.sums import fold_in, products
 from fedrec.sums.fold_in import LearnedConfig, LogLinear, PublicPriorConfig

@@ -23,8 +23,7 @@ from fedrec.baselines.private.ranking import NoisyReleases
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood import FROM_DATA, Bounds, Examples, Gradient, Profiles, Start
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.statement import Stated, report, schedule_total
 from fedrec.rng import source_of, stream
 from fedrec.sums.products import descend_factors

@@ -1,35 +1,223 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accountant of privacy events, noise calibration, and the cost of selecting settings by private
-results.
+"""Accountant of privacy events with its backends, the ledger of a run, noise calibration, and the
+cost of selecting settings by private results.
 
-Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
-each phase is still reported, as if everything else were public.
+The backends are privacy loss distributions (the tightest bound here), Rényi differential privacy,
+and PrivRec's printed values. Costs add over events and phases. One `NonPrivate` event makes the
+total infinite; the epsilon of each phase is still reported, as if everything else were public.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedrec.errors import ComponentError, ExperimentError
-from fedrec.privacy.accounting.backends import attack_epsilon, backend_of
+from fedrec.errors import ComponentError, ExperimentError, FedrecError, RunError
 from fedrec.privacy.accounting.events import (
     DEFAULT_BACKEND,
+    GAUSSIAN,
     CorrelatedRounds,
     CoveredRound,
     Event,
     NoisyRound,
     NonPrivate,
     Release,
+    from_record,
     releases_in,
+    to_record,
 )
-from fedrec.privacy.accounting.rdp import INTEGER_ORDERS, epsilon_of
+from fedrec.privacy.accounting.rdp import (
+    INTEGER_ORDERS,
+    ORDERS,
+    epsilon_of,
+    pure_epsilon,
+    unsampled,
+)
+from fedrec.privacy.accounting.sampling import FixedSize, Full
+from fedrec.runtime.files import MOST_JSON, append_durably, parse_json
+
+# RDP curves from autodp (Wang et al. 2019, Zhu and Wang 2019), turned into epsilon by our own tight
+# conversion.
+#
+# Not used from autodp 0.2.3: `get_eps` (older conversion, epsilon too large by 0.3 to 0.7), the
+# default bound for sampling without replacement (theorem 9, up to twice as large), orders above 100
+# (there it falls back to that bound), its accountant's memory (a Poisson and a without-replacement
+# release of one function are merged), and everything that goes through characteristic functions
+# (silently negative). A new accountant is created for each curve. A curve is that of the improved
+# bound at integer orders 2 to 64, computed once per kind of release.
+
+
+def rdp_total(releases: Mapping[Release, int]) -> np.ndarray:
+    """Rényi curve of all releases together at `ORDERS`, `float64 [orders]`; the last value is the
+    pure epsilon."""
+    total = np.zeros(len(ORDERS))
+    for release, count in releases.items():
+        total += count * _rdp_curve(release) if count else 0.0
+    return total
+
+
+@cache
+def _rdp_curve(release: Release) -> np.ndarray:
+    """Rényi curve of one release at `ORDERS`, `float64 [orders]`."""
+    curve = unsampled(INTEGER_ORDERS.astype(np.float64), release)
+    if not isinstance(release.sampling, Full):
+        # Sampling never increases the cost; if autodp's bound does or overflows, the curve without
+        # sampling is used.
+        curve = np.fmin(_sampled_curve(release), curve)
+    return np.append(curve, pure_epsilon(release))
+
+
+def _sampled_curve(release: Release) -> np.ndarray:
+    """Rényi curve of one release of a sample at the integer orders, `float64 [INTEGER_ORDERS]`."""
+    from autodp.rdp_acct import anaRDPacct
+
+    @cache  # autodp asks for each order a hundred times
+    def rdp(order: float) -> float:
+        return (
+            float(unsampled(np.array([order], dtype=np.float64), release)[0]) if order > 1 else 0.0
+        )
+
+    accountant = anaRDPacct(m=INTEGER_ORDERS[-1])
+    with np.errstate(all="ignore"):  # autodp takes logarithms of 0 on purpose
+        if isinstance(release.sampling, FixedSize):
+            accountant.compose_subsampled_mechanism(
+                rdp, release.sampling.rate, improved_bound_flag=True
+            )
+            return accountant.RDPs_int[INTEGER_ORDERS - 1]  # `get_rdp` computes it again
+        accountant.compose_poisson_subsampled_mechanisms(rdp, release.sampling.rate)
+        return accountant.get_rdp(INTEGER_ORDERS)
+
+
+_MOST_RELEASES = 10**9
+
+
+def _pld(releases: Mapping[Release, int], delta: float) -> float:
+    """Composed privacy loss distributions, see `fedrec.privacy.accounting.losses`.
+
+    Raises:
+        ExperimentError: more than 1e9 releases, as their rounding errors add up.
+    """
+    from fedrec.privacy.accounting.losses import composed_epsilon  # imports dp-accounting
+
+    if sum(releases.values()) > _MOST_RELEASES:
+        raise ExperimentError(
+            "too many releases for the accountant 'pld'",
+            expected=f"at most {_MOST_RELEASES:,} in total",
+            got=f"{sum(releases.values()):,}",
+            fix="use the accountant 'autodp'",
+        )
+    epsilon = composed_epsilon(tuple(releases.items()), delta)
+    return math.inf if epsilon is None else epsilon
+
+
+def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | None:
+    """Epsilon that the best known attack reaches, to about three digits: no valid bound can be
+    below it. None for more than 1e9 releases, whose rounding errors add up to too much, and for
+    very little noise on samples.
+
+    Without replacement and replace-one: all other clients upload -S, the target S or -S. Poisson
+    and add-remove: the target uploads S, all others nothing.
+    """
+    from fedrec.privacy.accounting.losses import composed_epsilon  # imports dp-accounting
+
+    if sum(releases.values()) > _MOST_RELEASES:
+        return None
+    return composed_epsilon(tuple(releases.items()), delta, attack=True)
+
+
+# The epsilons printed in PrivRec's tables 4 and 5. For comparison only: this is not a valid
+# accounting of the releases.
+#
+# All 36 finite cells are reproduced to the last digit if every client of every round is counted as
+# a release of its own (M T releases sampled without replacement instead of T), with autodp's older
+# bound (theorem 9 of Wang et al. 2019), the older conversion R(a) + ln(1/delta) / (a - 1) at the
+# best integer order, cut off after four decimals.
+
+_ORDERS = np.arange(2, 129)
+
+
+def _paper(releases: Mapping[Release, int], delta: float) -> float:
+    """Truncated to four decimals, as printed."""
+    curve = np.zeros(len(_ORDERS))
+    for release, count in releases.items():
+        curve += count * _curve_of_all_clients(release)
+    if delta == 0:
+        return math.inf
+    epsilons = curve + math.log(1 / delta) / (_ORDERS - 1)
+    return math.floor(epsilons.min() * 1e4) / 1e4
+
+
+@cache
+def _curve_of_all_clients(release: Release) -> np.ndarray:
+    sampling = release.sampling
+    if release.mechanism != GAUSSIAN or not isinstance(sampling, FixedSize):
+        raise ExperimentError(
+            "accountant 'paper' supports only Gaussian noise and cohorts of fixed size",
+            got=f"{release.mechanism} noise, {sampling}",
+            fix="choose the backend autodp or pld",
+        )
+    from autodp.rdp_acct import anaRDPacct
+
+    def rdp(order: float) -> float:
+        return float(unsampled(np.array([order]), release)[0])
+
+    accountant = anaRDPacct(m=len(_ORDERS) + 1)
+    with np.errstate(all="ignore"):
+        accountant.compose_subsampled_mechanism(rdp, sampling.rate, coeff=sampling.cohort)
+        return accountant.get_rdp(_ORDERS)
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """A method to bound the epsilon of counted releases under one adjacency.
+
+    Attributes:
+        method: description for reports.
+        epsilon: from the number of times of each release, and delta in [0, 1), the smallest epsilon
+            >= 0 that the method proves for all together; infinite: none. Raises an ExperimentError
+            if it has no bound for one of them.
+    """
+
+    method: str
+    epsilon: Callable[[Mapping[Release, int], float], float]
+
+
+_BACKENDS = {
+    "autodp": _Backend(
+        "RDP curves of autodp (improved bound, orders 2..64), conversion of Canonne, Kamath and"
+        " Steinke",
+        lambda releases, delta: float(epsilon_of(rdp_total(releases), delta)),
+    ),
+    "pld": _Backend(
+        "privacy loss distribution of the dominating pair (connect the dots, FFT)", _pld
+    ),
+    "paper": _Backend(
+        "as PrivRec's tables 4 and 5 (every client of a round counted as a release); for comparison"
+        " only",
+        _paper,
+    ),
+}
+
+
+def _backend_of(name: str) -> _Backend:
+    """Return the accountant `autodp`, `pld` or `paper`.
+
+    Raises:
+        ExperimentError: the name is unknown.
+    """
+    if name not in _BACKENDS:
+        raise ExperimentError(f"unknown accountant {name!r}", fix=f"choose {', '.join(_BACKENDS)}")
+    return _BACKENDS[name]
+
 
 # The cost of choosing settings by their results on private data: the best of a random number of
 # trials (Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy").
@@ -92,7 +280,12 @@ class RandomTrials:
 
         if self.law == "geometric":
             return 1 / self.mean
-        root: Any = brentq(_above, 1e-9, 1 - 1e-9, args=(self.mean,), xtol=1e-15)
+
+        def above(gamma: float) -> float:
+            """Difference between the mean of the logarithmic distribution and `mean`."""
+            return (1 / gamma - 1) / -math.log(gamma) - self.mean
+
+        root: Any = brentq(above, 1e-9, 1 - 1e-9, xtol=1e-15)
         return float(root)
 
     def curve(self, trial: np.ndarray) -> np.ndarray:
@@ -109,11 +302,6 @@ class RandomTrials:
     def epsilon(self, trial: np.ndarray, delta: float) -> float:
         """Epsilon of the best trial, from the Rényi curve `[INTEGER_ORDERS]` of one trial."""
         return float(epsilon_of(np.append(self.curve(trial), np.inf), delta))
-
-
-def _above(gamma: float, mean: float) -> float:
-    """Difference between the mean of the logarithmic distribution and `mean`."""
-    return (1 / gamma - 1) / -math.log(gamma) - mean
 
 
 def _deltas(curve: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
@@ -158,7 +346,7 @@ class Accountant:
     """
 
     def __init__(self, backend: str = DEFAULT_BACKEND) -> None:
-        self.backend = backend_of(backend)
+        self.backend = _backend_of(backend)
         self._counts: Counter[Event] = Counter()
 
     def step(self, event: Event, n: int = 1) -> None:
@@ -196,7 +384,7 @@ class Accountant:
             phases = {phase: self._bound(self._of(phase), delta) for phase in phases}
         reached = None
         if attack:
-            reached = self._attacked(attack_epsilon(releases_of(self._counts), delta), epsilon)
+            reached = self._attacked(attack_epsilon(_releases_of(self._counts), delta), epsilon)
         counted = self._counts.total(), tuple(caveats)
         return Report(epsilon, delta, self.backend.method, reached, phases, *counted)
 
@@ -219,16 +407,16 @@ class Accountant:
             )
         return min(reached, bound)
 
-    def would_exceed(self, event: Event, budget: float, delta: float, n: int = 1) -> bool:
-        """True if the total would exceed a budget after n more such events."""
+    def would_exceed(self, event: Event, budget: float, delta: float) -> bool:
+        """True if the total would exceed a budget after one more such event."""
         _check(delta)
         _check_adjacencies([*self._counts, event])
-        return self._bound(self._counts + Counter({event: n}), delta) > budget
+        return self._bound(self._counts + Counter([event]), delta) > budget
 
     @property
     def releases(self) -> dict[Release, int]:
         """Number of times of each release, over all events so far."""
-        return releases_of(self._counts)
+        return _releases_of(self._counts)
 
     @property
     def phases(self) -> list[str]:
@@ -241,10 +429,10 @@ class Accountant:
     def _bound(self, counts: Mapping[Event, int], delta: float) -> float:
         if any(isinstance(event, NonPrivate) and count for event, count in counts.items()):
             return math.inf
-        return self.backend.epsilon(releases_of(counts), delta)
+        return self.backend.epsilon(_releases_of(counts), delta)
 
 
-def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
+def _releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
     """Number of times of each release, over all phases; events without noise are not included."""
     releases: Counter[Release] = Counter()
     for event, count in counts.items():
@@ -279,6 +467,7 @@ def _check(delta: float) -> None:
 
 _LEAST = 0.05
 _MOST = 1e4
+_TOLERANCE = 1e-4
 
 
 def calibrate(
@@ -287,7 +476,6 @@ def calibrate(
     releases: Callable[[float], Mapping[Release, int]],
     *,
     backend: str = DEFAULT_BACKEND,
-    tolerance: float = 1e-4,
 ) -> float:
     """Noise multiplier (noise scale / sensitivity) for a target.
 
@@ -296,17 +484,17 @@ def calibrate(
         delta: in [0, 1).
         releases: cost of all rounds at a noise multiplier.
         backend: accountant of the target.
-        tolerance: the multiplier exceeds the smallest valid one by at most this share.
 
     Returns:
-        A multiplier, at least 0.05, whose epsilon by the same accountant is at most the target.
+        A multiplier, at least 0.05, whose epsilon by the same accountant is at most the target; it
+        exceeds the smallest such one by at most one part in 10,000.
 
     Raises:
         ExperimentError: no noise multiplier up to 10,000 is sufficient.
     """
     from scipy.optimize import brentq  # importing it is slow
 
-    accountant = backend_of(backend)
+    accountant = _backend_of(backend)
 
     @cache
     def spent(multiplier: float) -> float:
@@ -335,8 +523,141 @@ def calibrate(
     if high <= _LEAST:
         return _LEAST
     bracket = math.log(high / 2), math.log(high)
-    root: Any = brentq(excess, *bracket, xtol=tolerance / 4)
+    root: Any = brentq(excess, *bracket, xtol=_TOLERANCE / 4)
     multiplier = math.exp(root)
     while spent(multiplier) > epsilon:
-        multiplier *= 1 + tolerance / 3
+        multiplier *= 1 + _TOLERANCE / 3
     return max(multiplier, _LEAST)
+
+
+# The privacy ledger of a run on disk: one JSON line per charge, written before a noisy release is
+# used.
+#
+# A line is appended, flushed and synced to the disk, and only then may the round's parameters be
+# stored or sent. If a run is killed between the two, the round was charged without being completed;
+# when the run is resumed, the round is charged again. Charges are never refunded, because an
+# adversary may have seen the release. A last line that was cut off by a crash was never synced, so
+# nothing was released on it; it is dropped. Damage anywhere else is an error.
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of a ledger.
+
+    Attributes:
+        round_number: the round that was charged; the same number may occur more than once.
+        event: what was released.
+        count: how often.
+    """
+
+    round_number: int
+    event: Event
+    count: int = 1
+
+
+class Ledger:
+    """Charges of one run. Only one process may write, which the run folder's lock ensures.
+
+    Args:
+        path: the file, created by the first charge.
+        backend: accountant, as in `Accountant`.
+        budget: largest epsilon of all charges together, > 0; None: no limit.
+        delta: at which the budget holds, in [0, 1).
+
+    Raises:
+        RunError: the file is damaged, other than by a last line that was cut off.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        backend: str = DEFAULT_BACKEND,
+        *,
+        budget: float | None = None,
+        delta: float = 0.0,
+    ) -> None:
+        self.path = path
+        self.budget = budget
+        self.delta = delta
+        self.accountant = Accountant(backend)
+        self.charges: list[Charge] = []
+        self._size = 0
+        for number, line in enumerate(_lines(path), 1):
+            try:
+                self._count(_charge(line))
+            except (ValueError, KeyError, TypeError, FedrecError) as error:
+                raise RunError(
+                    f"line {number} of {path} is damaged",
+                    expected="a charge in JSON, as this version of fedrec writes it",
+                    got=f"{line[:80]!r} ({error})",
+                    fix="restore the file from a backup; without it the privacy spent is unknown",
+                ) from None
+            self._size += len(line)
+
+    def charge(self, round_number: int, event: Event) -> None:
+        """Write a charge to disk; the release may be used only after this returns.
+
+        Raises:
+            RunError: the total would exceed the budget, or the charge could not be written, so
+                nothing may be released.
+        """
+        if self.would_exceed(event):
+            raise RunError(
+                f"the charge of round {round_number} exceeds the privacy budget",
+                expected=f"a total epsilon of at most {self.budget:g} at delta {self.delta:g}",
+                got=f"1 more of {to_record(event)}",
+                fix="nothing was released; raise privacy.budget or privacy.epsilon in a new run",
+            )
+        table = {"round": round_number, "count": 1, "event": to_record(event)}
+        line = json.dumps(table, allow_nan=False)
+        self._count(
+            Charge(round_number, event)
+        )  # rejects events that cannot be added, before anything is written
+        written = line.encode() + b"\n"
+        wanted = "a charge on disk before the release"
+        append_durably(self.path, written, end=self._size, expected=wanted)
+        self._size += len(written)
+
+    def spent(self, delta: float) -> Report:
+        """Total cost of all charges, see `Accountant.epsilon`."""
+        return self.accountant.epsilon(delta)
+
+    def would_exceed(self, event: Event) -> bool:
+        """True if the total would exceed the budget after one more such event; False without a
+        budget."""
+        if self.budget is None:
+            return False
+        return self.accountant.would_exceed(event, self.budget, self.delta)
+
+    def _count(self, charge: Charge) -> None:
+        self.accountant.step(charge.event, charge.count)
+        self.charges.append(charge)
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Complete lines of a file, with line ends."""
+    if not path.exists():
+        return []
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunError(
+            f"cannot read {path}",
+            expected="a ledger",
+            got=error.strerror or str(error),
+            fix="make the file readable, or restore it from a backup",
+        ) from None
+    if rest:
+        logging.getLogger("fedrec").warning(
+            "%s: line %d was cut off by a crash and is dropped", path, len(lines) + 1
+        )
+    return [line + b"\n" for line in lines]
+
+
+def _charge(line: bytes) -> Charge:
+    record = parse_json(line, MOST_JSON)
+    number = record["round"]
+    count = record["count"]
+    if type(number) is not int or type(count) is not int or not (number >= 0 and 0 < count < 2**63):
+        raise ValueError(f"round {number!r}, count {count!r}")
+    return Charge(number, from_record(record["event"]), count)

@@ -103,11 +103,6 @@ class NoisyRound(InLedger):
         precision = self.noise_multiplier**-2 + self.count_multiplier**-2
         return replace(alone, noise_multiplier=precision**-0.5)
 
-    @property
-    def releases(self) -> Mapping[Release, int]:
-        """This release, once."""
-        return {self.release: 1}
-
 
 @dataclass(frozen=True)
 class CorrelatedRounds(InLedger):
@@ -127,11 +122,6 @@ class CorrelatedRounds(InLedger):
     counted: tuple[tuple[Release, PositiveInt], ...]
     phase: str = TRAINING
     kind: Literal["correlated-rounds"] = "correlated-rounds"
-
-    @property
-    def releases(self) -> Mapping[Release, int]:
-        """`counted`."""
-        return dict(self.counted)
 
 
 @dataclass(frozen=True)
@@ -167,7 +157,9 @@ _RECORDS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator=
 
 def releases_in(event: Event) -> Mapping[Release, int]:
     """Number of times of each release of an event; empty for events without noise."""
-    return event.releases if isinstance(event, NoisyRound | CorrelatedRounds) else {}
+    if isinstance(event, NoisyRound):
+        return {event.release: 1}
+    return dict(event.counted) if isinstance(event, CorrelatedRounds) else {}
 
 
 def to_record(event: Event) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of the HTML report, and the page that holds them."""
+"""The HTML report: charts, tables and notes, its sections, and the templates of pages."""
 
 from __future__ import annotations
 
+import functools
+import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,28 +17,228 @@ import pandas as pd
 from fedrec.errors import ExperimentError, RunError
 from fedrec.evaluation.tables import group_gaps, main_metric
 from fedrec.experiment.schema import leak_words, marked
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.report.comparison import compare
+from fedrec.privacy.plan import PrivacyConfig
+from fedrec.report.comparison import (
+    Run,
+    bootstrap_intervals,
+    compare,
+    epsilon_of,
+    is_private,
+    named,
+    system_rows,
+    system_users,
+)
 from fedrec.report.formats import INTERVAL, comparison_cells, comparison_notes
 from fedrec.report.inputs import BUDGETS, DIFFERENT, inputs_line, system_inputs
-from fedrec.report.page.charts import (
-    Cell,
-    Line,
-    Note,
-    PageTable,
-    Row,
-    histogram,
-    interval_cells,
-    line_chart,
-    metric_cell,
-    number_cell,
-    rendered,
-)
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.rows import Run, epsilon_of, is_private, named, system_rows
 from fedrec.report.summary import answer_line, early_stopping_line, interruption_line, summary_notes
 from fedrec.runs.folder import Result
 from fedrec.runtime.files import read_json
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Charts, tables and notes of a page, and its templates.
+#
+# Line charts and histograms are inline SVG. They take their colours from the page's style sheet, so
+# that they follow dark mode and print, and weigh a few kilobytes; lines are distinguished by dashes
+# and labels as well as by colour. Matplotlib's SVG has its colours fixed and is ten times as large.
+
+# ends of the axes, in the units of `chart.html.j2`
+_LEFT = 66
+_RIGHT = 466
+_BOTTOM = 212
+_TOP = 14
+_POINTS = 200  # points of a line; more are not visible
+_TICKS = 5
+_BINS = 20
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a chart.
+
+    Attributes:
+        label: name of the line.
+        xs: ascending, finite.
+        ys: values at `xs`, finite.
+    """
+
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+
+
+def _line_chart(lines: Sequence[_Line], title: str, x_label: str, y_label: str) -> str:
+    """Render a line chart with a legend below; empty without any point."""
+    lines = [line for line in lines if len(line.xs)]
+    if not lines:
+        return ""
+    xs = _Axis.of([x for line in lines for x in line.xs], _LEFT, _RIGHT)
+    ys = _Axis.of([0.0, *(y for line in lines for y in line.ys)], _BOTTOM, _TOP)
+    drawn = []
+    for line in lines:
+        last = len(line.xs) - 1
+        shown = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
+        drawn.append((line.label, [(xs.at(line.xs[n]), ys.at(line.ys[n])) for n in shown]))
+    ends = [f"{line.label}: from {line.ys[0]:.4g} to {line.ys[-1]:.4g}" for line in lines]
+    axes = {"title": title, "x_label": x_label, "y_label": y_label, "xs": xs, "ys": ys}
+    return rendered("chart.html.j2", **axes, summary="; ".join(ends), lines=drawn, bars=[])
+
+
+def _histogram(values: np.ndarray, title: str, x_label: str, colour: int = 0) -> str:
+    """Render a histogram of finite users' `values` `float [users]`. Empty without any."""
+    if not len(values):
+        return ""
+    ends = min(0.0, float(values.min())), max(1.0, float(values.max()))
+    counts, edges = np.histogram(values, bins=_BINS, range=ends)
+    xs = _Axis.of(edges.tolist(), _LEFT, _RIGHT)
+    ys = _Axis.of([0, *counts.tolist()], _BOTTOM, _TOP)
+    bars = [
+        (xs.at(low), ys.at(n), max(0.5, xs.at(high) - xs.at(low) - 1), ys.at(0) - ys.at(n))
+        for n, low, high in zip(counts.tolist(), edges[:-1], edges[1:], strict=True)
+        if n
+    ]
+    summary = (
+        f"{len(values)} users; mean {values.mean():.4f}, median {np.median(values):.4f},"
+        f" {np.mean(values == 0):.0%} at zero"
+    )
+    axes = {"title": title, "x_label": x_label, "y_label": "users", "xs": xs, "ys": ys}
+    return rendered("chart.html.j2", **axes, summary=summary, lines=[], bars=bars, colour=colour)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    low: float
+    high: float
+    start: float
+    stop: float
+    least_step: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], start: float, stop: float) -> _Axis:
+        low = min(values)
+        high = max(values)
+        high = high if high > low else low + (abs(low) or 1.0)
+        least = float(all(float(value).is_integer() for value in values))
+        return cls(low, high, start, stop, least)
+
+    def at(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.stop - self.start)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Positions and labels at multiples of 1, 2 or 5 times a power of ten."""
+        rough = (self.high - self.low) / _TICKS
+        power = 10 ** math.floor(math.log10(rough))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough - 1e-12)
+        step = max(step, self.least_step)
+        first = math.ceil(self.low / step - 1e-9)
+        numbers = range(first, math.floor(self.high / step + 1e-9) + 1)
+        return [(self.at(number * step), f"{number * step:.4g}") for number in numbers]
+
+
+# Parts of a page: tables and notes as plain values for the template.
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A number and its interval, as texts."""
+
+    value: str
+    range: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table; `federated` marks the federated systems."""
+
+    name: str
+    cells: tuple[_Cell | str, ...]
+    federated: bool = False
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table with a caption."""
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def is_text(self, column: int) -> bool:
+        """True if a column holds sentences or names, and no numbers; column 0 names the rows."""
+        return column == 0 or any(
+            isinstance(cell := row.cells[column - 1], str) and cell != "" for row in self.rows
+        )
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence at the top of the page."""
+
+    text: str
+    warning: bool = False
+
+
+def _interval_cells(samples: Sequence[np.ndarray]) -> list[_Cell]:
+    """Mean over users of each sample `[users]` and its 95% bootstrap interval; a dash without
+    users."""
+    samples = [values[np.isfinite(values)] for values in samples]
+    filled = [values for values in samples if len(values)]
+    intervals = iter(bootstrap_intervals(filled, resamples=_RESAMPLES))
+    texts = ("{:.4f} to {:.4f}".format(*ends) for ends in intervals)
+    return [
+        _Cell(f"{values.mean():.4f}", next(texts)) if len(values) else _Cell("-")
+        for values in samples
+    ]
+
+
+def number_cell(value: float | None) -> _Cell:
+    """Format a number with four digits; a dash if it is missing."""
+    return _Cell("-" if value is None or value != value else f"{value:.4g}")
+
+
+# The templates of pages, which escape every text.
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Render a template of this folder; missing values are errors."""
+    return _environment().get_template(template).render(**values)
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fedrec.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"seconds": _seconds, "bytes": _bytes, "quoted": shlex.quote}
+    return environment
+
+
+def _seconds(value: float | None) -> str:
+    """Format a time; a dash if it was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+
+
+def _bytes(value: float | None, unit: int = 1) -> str:
+    """Format a number of bytes, or of units, with three digits; a dash if it was not measured."""
+    if value is None:
+        return "-"
+    power = sum(value * unit >= 1000**step for step in (1, 2, 3))
+    return f"{value * unit / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
+
 
 _LINES = 8  # in one chart
 _METRICS = 5  # columns of the table of results
@@ -44,13 +248,7 @@ _CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-", "exposure@", "loss", "
 _HOUR = 3600.0
 
 
-def _answers(runs: Sequence[Run]) -> list[str]:
-    """First lines of the page: comparisons of each system with popularity and the best baseline."""
-    lines = {run.label: answer_line(run.result) for run in runs}
-    return [f"{label}: {line}" if len(runs) > 1 else line for label, line in lines.items() if line]
-
-
-def notes(runs: Sequence[Run]) -> list[Note]:
+def _all_notes(runs: Sequence[Run]) -> list[Note]:
     """Notes on total privacy cost, comparison of federated systems with popularity, and
     warnings."""
     total = shown_together([run.result.folder for run in runs])
@@ -78,20 +276,20 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
 def _results_table(run: Run) -> PageTable:
     """Table of a run's systems: metrics with 95% intervals over users, and epsilon."""
     result = run.result
-    systems = _systems(result)
+    systems = system_users(result)
     metrics = _shown(systems)
     cells = iter(
-        interval_cells([_values(t, metric) for t in systems.values() for metric in metrics])
+        _interval_cells([_values(t, metric) for t in systems.values() for metric in metrics])
     )
     private = {label for label in systems if is_private(result, label)}
     inputs = system_inputs(result)
-    columns: dict[str, dict[str, Cell]] = {}
+    columns: dict[str, dict[str, _Cell]] = {}
     if private:
         columns["epsilon"] = {label: _epsilon(result, label) for label in systems}
     for title, field in BUDGETS.items():
         numbers = {label: getattr(inputs.get(label), field, None) for label in systems}
         if any(numbers.values()):
-            columns[title] = {label: Cell(f"{n:,}" if n else "-") for label, n in numbers.items()}
+            columns[title] = {label: _Cell(f"{n:,}" if n else "-") for label, n in numbers.items()}
     rows = tuple(
         Row(
             label if label in private or not private else f"{label} (not private)",
@@ -106,19 +304,13 @@ def _results_table(run: Run) -> PageTable:
     return PageTable(caption, ("system", *metrics, *columns), rows)
 
 
-def _systems(result: Result) -> dict[str, pd.DataFrame]:
-    """Per-user metrics of each system of a run, by label."""
-    federated = {marked(result.experiment): result.users} if result.experiment.federated else {}
-    return {**federated, **result.baseline_users}
-
-
 def _lists_tables(runs: Sequence[Run]) -> list[PageTable]:
     """Table per run of metrics of all users' lists, such as coverage, at the main metric's list
     length."""
     tables = []
     for run in runs:
         systems = system_rows(run.result)
-        of_users = {str(name) for table in _systems(run.result).values() for name in table}
+        of_users = {str(name) for table in system_users(run.result).values() for name in table}
         length = (main_metric(next(iter(systems.values()), {})) or "").partition("@")[2]
         columns = [
             name
@@ -147,14 +339,14 @@ def _tests_table(results: Sequence[Result]) -> PageTable | None:
     rows = []
     for cells in lines:
         spans = {n - 1: cells[n].strip("[]").replace(",", " to") for n in below}
-        numbers = [Cell(cell, spans.get(n, "")) for n, cell in enumerate(cells) if n not in below]
+        numbers = [_Cell(cell, spans.get(n, "")) for n, cell in enumerate(cells) if n not in below]
         rows.append(Row(cells[0], tuple(numbers[1:])))
     caption = "; ".join(comparison_notes(comparison))
     titles = tuple(head for head in heads if head != INTERVAL)
     return PageTable(caption[:1].upper() + caption[1:], titles, tuple(rows))
 
 
-def curves(runs: Sequence[Run]) -> list[str]:
+def _curves(runs: Sequence[Run]) -> list[str]:
     """Charts of the metrics over the rounds, and over simulated hours, of runs with three evaluated
     rounds or more."""
     tables = {run.label: run.result.rounds for run in runs if len(run.result.rounds) > 2}
@@ -179,20 +371,15 @@ def curves(runs: Sequence[Run]) -> list[str]:
                 if column in rounds
             ]
             charts += [
-                line_chart(
-                    lines[start : start + _LINES],
-                    title=f"{metric} by {over}",
-                    x_label=over,
-                    y_label=metric,
-                )
+                _line_chart(lines[start : start + _LINES], f"{metric} by {over}", over, metric)
                 for start in range(0, len(lines), _LINES)
             ]
     return [chart for chart in charts if chart]
 
 
-def _line(label: str, rounds: pd.DataFrame, over: str, metric: str, unit: float = 1.0) -> Line:
+def _line(label: str, rounds: pd.DataFrame, over: str, metric: str, unit: float = 1.0) -> _Line:
     finite = rounds[np.isfinite(rounds[metric].to_numpy(dtype=np.float64))]
-    return Line(label, (finite[over] / unit).tolist(), finite[metric].tolist())
+    return _Line(label, (finite[over] / unit).tolist(), finite[metric].tolist())
 
 
 def distributions(runs: Sequence[Run]) -> list[str]:
@@ -206,40 +393,22 @@ def distributions(runs: Sequence[Run]) -> list[str]:
         baselines = {} if charts else run.result.baseline_users
         tables |= {label: baselines[label] for label in ("popularity",) if label in baselines}
         charts += [
-            histogram(
+            _histogram(
                 _values(table, metric),
-                title=f"{metric} of single users, {label}",
-                x_label=metric,
-                colour=int(label == "popularity"),
+                f"{metric} of single users, {label}",
+                metric,
+                int(label == "popularity"),
             )
             for label, table in tables.items()
         ]
     return [chart for chart in charts if chart]
 
 
-def _groups(runs: Sequence[Run]) -> list[PageTable]:
-    """Means over groups of users for each run's federated system, and their gaps."""
-    return [
-        _groups_table(f"{run.label}, by groups of users", run.result.groups)
-        for run in runs[:_MOST_GROUPS]
-        if len(run.result.groups)
-    ]
-
-
-def _central_groups(runs: Sequence[Run]) -> list[PageTable]:
-    """Means over groups of users for each run's centralised systems."""
-    return [
-        _groups_table(f"{run.label}: {label}, by groups of users", table)
-        for run in runs[:_MOST_GROUPS]
-        for label, table in run.result.baseline_groups.items()
-        if len(table)
-    ]
-
-
-def _groups_table(caption: str, means: pd.DataFrame) -> PageTable:
+def _groups_table(name: str, means: pd.DataFrame) -> PageTable:
+    """Means of a system over groups of users, and their gaps."""
     columns = _shown({"": means.drop(columns="count")})
     rows = [
-        Row(name, (Cell(str(int(row["count"]))), *_metric_cells(row, columns)))
+        Row(name, (_Cell(str(int(row["count"]))), *_metric_cells(row, columns)))
         for name, row in sorted(_records(means), key=lambda record: "=" in record[0])
         if row["count"]
     ]
@@ -247,11 +416,14 @@ def _groups_table(caption: str, means: pd.DataFrame) -> PageTable:
         Row(f"gap by {name}", ("", *_metric_cells(row, columns)))
         for name, row in _records(group_gaps(means).dropna(how="all"))
     ]
+    caption = f"{name}, by groups of users"
     return PageTable(caption, ("group", "users", *columns), tuple(rows))
 
 
-def _metric_cells(values: Mapping[str, float], columns: Iterable[str]) -> list[Cell]:
-    return [metric_cell(values.get(column, np.nan)) for column in columns]
+def _metric_cells(values: Mapping[str, float], columns: Iterable[str]) -> list[_Cell]:
+    """Mean of each metric; a dash if it is missing."""
+    means = (values.get(column, np.nan) for column in columns)
+    return [_Cell("-" if mean != mean else f"{mean:.4f}") for mean in means]
 
 
 def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
@@ -270,9 +442,9 @@ def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def _epsilon(result: Result, label: str) -> Cell:
+def _epsilon(result: Result, label: str) -> _Cell:
     value = epsilon_of(result, label)
-    return Cell("∞") if value is None or value == float("inf") else number_cell(value)
+    return _Cell("∞") if value is None or value == float("inf") else number_cell(value)
 
 
 _UNITS = {
@@ -289,7 +461,7 @@ _FACTS = {
 }
 
 
-def privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Privacy of each run: the `run`, `facts` by name, and a `chart` of epsilon by round, SVG or
     empty."""
     return [
@@ -305,9 +477,8 @@ def privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _epsilon_chart(rounds: pd.DataFrame) -> str:
     if "epsilon" not in rounds or len(rounds) < 2:
         return ""
-    line = Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
-    title = "Epsilon spent by round"
-    return line_chart([line], title=title, x_label="round", y_label="epsilon")
+    line = _Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
+    return _line_chart([line], "Epsilon spent by round", "round", "epsilon")
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -395,22 +566,33 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     count = f"{len(results)} run{'s' if len(results) > 1 else ''}"
     runs = named(results)
+    answers = [(run, line) for run in runs if (line := answer_line(run.result))]
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = {
         "title": title or results[0].experiment.title * (len(results) == 1) or shown,
         "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
         "version": fedrec.__version__,
-        "answers": _answers(runs),
-        "notes": notes(runs),
+        # comparisons of each system with popularity and the best baseline
+        "answers": [f"{run.label}: {line}" if len(runs) > 1 else line for run, line in answers],
+        "notes": _all_notes(runs),
         "runs": runs,
         "results": [_results_table(run) for run in runs],
         "lists": _lists_tables(runs),
         "tests": _tests_table(results),
-        "curves": curves(runs),
+        "curves": _curves(runs),
         "distributions": distributions(runs),
-        "groups": _groups(runs),
-        "central_groups": _central_groups(runs),
-        "privacy": privacy_cards(runs),
+        "groups": [
+            _groups_table(run.label, run.result.groups)
+            for run in runs[:_MOST_GROUPS]
+            if len(run.result.groups)
+        ],
+        "central_groups": [
+            _groups_table(f"{run.label}: {label}", table)
+            for run in runs[:_MOST_GROUPS]
+            for label, table in run.result.baseline_groups.items()
+            if len(table)
+        ],
+        "privacy": _privacy_cards(runs),
     }
     return rendered(
         "page.html.j2", page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS

@@ -30,7 +30,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError, RefusalError
 from fedrec.experiment.phases import phases_of
 from fedrec.experiment.schema import load
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import HELLO, INITIAL, EvaluateOrder, TrainOrder, pack_order
 from fedrec.protocol.secure import MaskOrder
 from fedrec.protocol.serialization import from_the_network, to_record, zero_copy_arrays

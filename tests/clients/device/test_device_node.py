@@ -29,7 +29,7 @@ from fedrec.data.reader import Catalogue
 from fedrec.errors import ClientError, DataError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import GROUP, Evaluated
 from fedrec.experiment.schema import load
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import (
     INITIAL,
     ITEMS,

@@ -24,7 +24,7 @@ from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import (
     CONFIG,
     INITIAL,
@@ -406,9 +406,9 @@ def test_a_package_that_the_owner_did_not_name_is_not_even_imported(victim, plug
 
 ATTACKS = "simulations.attacks"
 WRAPPED = {
-    "step": ("canaries.step:Canary", {"canaries": {"first": 24, "count": 8, "magnitude": 3.0}}),
-    "model": ("canaries.reserved:Reserved", {"rows": 8}),
-    "split": ("members:Members", {"seed": 0, "members": ""}),
+    "step": ("systems:Canary", {"canaries": {"first": 24, "count": 8, "magnitude": 3.0}}),
+    "model": ("systems:Reserved", {"rows": 8}),
+    "split": ("systems:TrainingClients", {"canaries": 8}),
 }
 
 

@@ -10,15 +10,17 @@ from scipy import stats
 from scipy.linalg import toeplitz
 from scipy.special import binom
 
-from fedrec.attacks.bounds import (
+from fedrec.attacks.audit import (
+    Audited,
+    _audit_run,
+    _laplace_score,
+    _lower_bound,
+    _one_run_bound,
+    _one_run_epsilon,
+    audit,
     audit_one_rating,
-    laplace_score,
-    lower_bound,
-    one_run_bound,
-    one_run_epsilon,
 )
 from fedrec.attacks.canaries import Observations, PrivacyClaim
-from fedrec.attacks.verdict import Audited, audit, audit_run
 from fedrec.baselines.private.ratings import DpsgdPnbmConfig
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon
 
@@ -58,13 +60,13 @@ def test_a_mechanism_that_holds_is_not_accused():
     scale = np.abs(first - second).sum() / 1.0
     called = [
         sum(
-            laplace_score(one + random.laplace(0, scale, 40), first, second, scale) > 0
+            _laplace_score(one + random.laplace(0, scale, 40), first, second, scale) > 0
             for _ in range(4000)
         )
         for one in (first, second)
     ]
-    assert lower_bound(*called, 4000) <= 1.0
-    assert 0.75 < lower_bound(2788, 1212, 4000) < 0.83  # ln(.697 / .303) is .833
+    assert _lower_bound(*called, 4000) <= 1.0
+    assert 0.75 < _lower_bound(2788, 1212, 4000) < 0.83  # ln(.697 / .303) is .833
 
 
 @pytest.mark.parametrize("change", [{"epsilon": None}, {"iterations": 2}, {"start": "uniform"}])
@@ -88,18 +90,18 @@ REFERENCE = {
 
 @pytest.mark.parametrize("case", REFERENCE)
 def test_reference_values(case):
-    assert one_run_epsilon(*case, significance=0.05) == pytest.approx(REFERENCE[case], abs=1e-4)
+    assert _one_run_epsilon(*case, significance=0.05) == pytest.approx(REFERENCE[case], abs=1e-4)
 
 
 def test_without_delta_it_is_the_exact_limit_of_a_proportion():
     low = stats.beta.ppf(0.05, 80, 21)  # one-sided Clopper-Pearson for 80 right guesses of 100
-    assert one_run_epsilon(100, 100, 80, 0.0) == pytest.approx(math.log(low / (1 - low)), abs=1e-5)
+    assert _one_run_epsilon(100, 100, 80, 0.0) == pytest.approx(math.log(low / (1 - low)), abs=1e-5)
 
 
 def test_no_more_than_chance_is_no_bound():
-    assert one_run_epsilon(100, 100, 50, 1e-5) == one_run_epsilon(100, 50, 0, 1e-5) == 0.0
+    assert _one_run_epsilon(100, 100, 50, 1e-5) == _one_run_epsilon(100, 50, 0, 1e-5) == 0.0
     signs = np.repeat([-1, 1], 50)
-    assert one_run_bound(np.zeros(100), signs, 1e-5).epsilon == 0.0
+    assert _one_run_bound(np.zeros(100), signs, 1e-5).epsilon == 0.0
 
 
 def test_it_holds_for_randomised_response_and_is_not_far_below():
@@ -109,7 +111,7 @@ def test_it_holds_for_randomised_response_and_is_not_far_below():
         signs = random.choice([-1, 1], 500)
         honest = random.random(500) < math.exp(epsilon) / (1 + math.exp(epsilon))
         bounds.append(
-            one_run_bound(
+            _one_run_bound(
                 np.where(honest, signs, -signs) * random.uniform(1, 2, 500), signs, 0.0
             ).epsilon
         )
@@ -123,7 +125,7 @@ def test_only_the_most_extreme_canaries_are_guessed():
     scores = random.normal(size=1000)
     loud = random.permutation(1000)[:100]
     scores[loud] = 9.0 * signs[loud]  # these guesses are certain, the others random
-    found = one_run_bound(scores, signs, 1e-5)
+    found = _one_run_bound(scores, signs, 1e-5)
     assert (found.guesses, found.correct) == (100, 100) and found.epsilon > 2.5
 
 
@@ -202,7 +204,7 @@ SERVERS = {
 def test_each_broken_server_is_found(variant, seed):
     """One seed for all rounds hides the signs, but not from the correlation."""
     *ranges, verdicts, failed = SERVERS[variant]
-    found = audit_run(Audited(server(variant, seed), CLAIM), significance=0.05)
+    found = _audit_run(Audited(server(variant, seed), CLAIM), significance=0.05)
     final = of(found, "final")
     values = final.one_run.epsilon, final.gdp, final.estimate.epsilon
     for value, (low, high) in zip(values, ranges, strict=True):

@@ -8,24 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.attacks.bounds import CUTS, estimate_epsilon, gdp_bound
+from fedrec.attacks.audit import CUTS, _all_checks, _differences, _estimate_epsilon, _gdp_bound
 from fedrec.attacks.canaries import (
     CanaryPlan,
     Directions,
     Observations,
     PrivacyClaim,
-    final_scores,
-    known_scores,
-    trace_scores,
-)
-from fedrec.attacks.verdict import (
-    all_checks,
-    check_farthest,
-    check_independence,
-    check_noise,
-    check_reach,
-    check_shared_reach,
-    differences,
+    _final_scores,
+    _known_scores,
+    _trace_scores,
 )
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_epsilon
@@ -137,26 +128,28 @@ def test_a_model_without_room_for_canaries_is_refused(kind, room, shapes):
 
 def test_final_and_known_scores_are_sums():
     run = seen(canaries=20)
-    assert final_scores(run, CLAIM).values == pytest.approx(sum(run.released[t] for t in range(40)))
+    assert _final_scores(run, CLAIM).values == pytest.approx(
+        sum(run.released[t] for t in range(40))
+    )
     known = [sum(run.released[t, j] for t in range(40) if run.taking_part[t, j]) for j in range(20)]
-    assert known_scores(run, CLAIM).values == pytest.approx(known)
+    assert _known_scores(run, CLAIM).values == pytest.approx(known)
 
 
 @pytest.mark.parametrize("rate", [0.25, 1.0])
 def test_trace_scores_are_log_likelihood_ratios_of_the_mixtures(rate):
     run = seen(canaries=20)
-    claim = PrivacyClaim(2.0, 10.0, 0.3, rate, 40, 1e-5, 5.0)
+    claim = replace(CLAIM, sampling_rate=rate)
 
     def density(x, sign):
         return (1 - rate) * stats.norm.pdf(x, 0, 0.3) + rate * stats.norm.pdf(x, sign * 0.2, 0.3)
 
     expected = np.log(density(run.released, 1) / density(run.released, -1)).sum(axis=0)
-    assert trace_scores(run, claim).values == pytest.approx(expected)
+    assert _trace_scores(run, claim).values == pytest.approx(expected)
 
 
 def test_scales_are_the_scores_standard_deviations_under_the_claim():
     run = seen(canaries=4000)
-    signed = [score(run, CLAIM) for score in (final_scores, known_scores, trace_scores)]
+    signed = [score(run, CLAIM) for score in (_final_scores, _known_scores, _trace_scores)]
     for score in signed:
         assert (score.values * run.signs).std() == pytest.approx(score.scale, rel=0.25)
     final = signed[0]
@@ -167,12 +160,12 @@ def test_the_claim_in_other_words():
     assert CLAIM.signal == pytest.approx(0.2) and CLAIM.noise_multiplier == pytest.approx(0.75)
     # n releases of sensitivity 2 S / M are one Gaussian release with mu = sqrt(n) 2 S / (M sigma)
     assert CLAIM.known_epsilon(9) == pytest.approx(gdp_epsilon(3 * 0.4 / 0.3, 1e-5))
-    assert PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
+    assert replace(CLAIM, noise_std=0.0).known_epsilon(1) == math.inf
 
 
 def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
     run = seen(canaries=400)
-    score = final_scores(run, CLAIM)
+    score = _final_scores(run, CLAIM)
     tail, best = 0.05 / (2 * len(CUTS)), 0.0
     for cut in CUTS:
         minus, plus = score.values[run.signs < 0], score.values[run.signs > 0]
@@ -182,7 +175,7 @@ def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
             for n, m in ((alarms, len(minus)), (misses, len(plus)))
         ]
         best = max(best, -stats.norm.ppf(rates[0]) - stats.norm.ppf(rates[1]))
-    found = gdp_bound(score.values, run.signs, score.scale, 1e-5)
+    found = _gdp_bound(score.values, run.signs, score.scale, 1e-5)
     assert found == pytest.approx(gdp_epsilon(float(best), 1e-5))
 
 
@@ -191,7 +184,7 @@ def test_gdp_bound_has_its_coverage():
     for seed in range(300):
         random = np.random.default_rng(seed)
         signs = random.choice([-1, 1], 300)
-        above += gdp_bound(random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5) > gdp_epsilon(
+        above += _gdp_bound(random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5) > gdp_epsilon(
             1.0, 1e-5
         )
     assert above <= 15
@@ -203,32 +196,30 @@ def test_the_estimate_is_right_on_average_and_its_interval_has_its_coverage():
     for seed in range(60):
         random = np.random.default_rng(seed)
         signs = np.repeat([-1, 1], 500)
-        found.append(
-            estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200)
-        )
+        found.append(_estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3))
     assert np.mean([estimate.epsilon for estimate in found]) == pytest.approx(truth, rel=0.03)
     assert np.mean([estimate.low <= truth <= estimate.high for estimate in found]) >= 0.85
 
 
 def test_without_noise_the_estimate_is_infinite():
-    estimate = estimate_epsilon(np.repeat([-1.0, 1.0], 10), np.repeat([-1, 1], 10), 1e-5)
+    estimate = _estimate_epsilon(np.repeat([-1.0, 1.0], 10), np.repeat([-1, 1], 10), 1e-5)
     assert estimate.epsilon == estimate.low == math.inf
 
 
+def check(run, name, significance=0.001, claim=CLAIM):
+    """The check of that name; None if it does not apply."""
+    return next((one for one in _all_checks(run, claim, significance) if one.name == name), None)
+
+
 def test_checks_pass_correct_claims_with_about_their_probability():
-    runs = [seen(canaries=60, seed=seed) for seed in range(200)]
-    for failed in (
-        sum(not check_noise(run, CLAIM, 0.05).passed for run in runs),
-        sum(not check_independence(run, 0.05).passed for run in runs),
-        sum(not check_reach(run, CLAIM, 0.05).passed for run in runs),
-        sum(not check_farthest(run, CLAIM, 0.05).passed for run in runs),
-    ):
-        assert failed <= 20
+    runs = [list(_all_checks(seen(canaries=60, seed=seed), CLAIM, 0.05)) for seed in range(200)]
+    for checks in zip(*runs, strict=True):
+        assert sum(not one.passed for one in checks) <= 20, checks[0].name
 
 
 def test_a_little_less_noise_is_found_and_more_noise_passes():
-    assert check_noise(seen(canaries=1000, noise=0.3 * 0.98), CLAIM, 0.001).passed is False
-    assert check_noise(seen(canaries=1000, noise=0.6), CLAIM, 0.001).passed is True
+    assert not check(seen(canaries=1000, noise=0.3 * 0.98), "noise-std").passed
+    assert check(seen(canaries=1000, noise=0.6), "noise-std").passed
 
 
 def everybody(noise=0.3, seed=0, reach=0.2, canaries=500, rounds=3):
@@ -242,29 +233,26 @@ def everybody(noise=0.3, seed=0, reach=0.2, canaries=500, rounds=3):
 def test_noise_is_checked_where_no_canary_is_ever_absent():
     run = everybody(canaries=20)
     centred = run.released * run.signs - (run.released * run.signs).mean(axis=1, keepdims=True)
-    left = differences(run)
+    left = _differences(run)
     assert left.released.shape == (3, 19) and not left.taking_part.any()
     # n - 1 degrees of freedom
     assert left.released @ left.released.T == pytest.approx(centred @ centred.T)
-    assert differences(everybody(noise=0.0)).released == pytest.approx(0.0, abs=1e-12)
-    wrong = everybody(noise=0.3 * 0.9), everybody(noise=0.3 * 0.9, reach=7.0)
-    for run in wrong:
-        assert not next(c for c in all_checks(run, CLAIM, 0.001) if c.name == "noise-std").passed
+    assert _differences(everybody(noise=0.0)).released == pytest.approx(0.0, abs=1e-12)
+    for reach in (0.2, 7.0):
+        assert not check(everybody(noise=0.3 * 0.9, reach=reach), "noise-std").passed
     repeated = everybody(reach=0.0)
     repeated.released[2] = repeated.released[0]
-    assert [c.name for c in all_checks(repeated, CLAIM, 0.001) if not c.passed] == [
+    assert [c.name for c in _all_checks(repeated, CLAIM, 0.001) if not c.passed] == [
         "noise-correlation"
     ]
 
 
 def test_a_canary_that_reaches_too_far_is_found():
-    for check in (
-        check_reach(seen(reach=0.25), CLAIM, 0.001),
-        check_farthest(seen(reach=0.7), CLAIM, 0.001),
-    ):
-        assert not check.passed and check.claimed == pytest.approx(0.2)
-    assert check_reach(seen(reach=0.25), CLAIM, 0.001).measured == pytest.approx(0.25, abs=0.03)
-    assert check_reach(seen(reach=0.19), CLAIM, 0.001).passed
+    for reach, name in ((0.25, "reach"), (0.7, "reach-of-one")):
+        far = check(seen(reach=reach), name)
+        assert not far.passed and far.claimed == pytest.approx(0.2)
+        assert name == "reach-of-one" or far.measured == pytest.approx(0.25, abs=0.03)
+    assert check(seen(reach=0.19), "reach").passed
 
 
 def shared(reach=0.2, seed=0, canaries=200, others=0.5):
@@ -278,12 +266,11 @@ def shared(reach=0.2, seed=0, canaries=200, others=0.5):
 
 
 def test_reach_is_tested_where_others_move_the_mean_too():
-    assert not check_shared_reach(shared(reach=2.0), CLAIM, 0.001).passed
-    assert check_shared_reach(shared(reach=2.0), CLAIM, 0.001).measured == pytest.approx(2, abs=0.2)
-    failed = sum(not check_shared_reach(shared(seed=n), CLAIM, 0.05).passed for n in range(200))
-    assert failed <= 10
-    assert check_shared_reach(shared(canaries=4), CLAIM, 0.001) is None
-    names = [check.name for check in all_checks(shared(), CLAIM, 0.001)]
+    far = check(shared(reach=2.0), "reach")
+    assert not far.passed and far.measured == pytest.approx(2, abs=0.2)
+    assert sum(not check(shared(seed=n), "reach", 0.05).passed for n in range(200)) <= 10
+    assert check(shared(canaries=4), "reach") is None
+    names = [one.name for one in _all_checks(shared(), CLAIM, 0.001)]
     assert names == ["reach", "noise-std", "noise-correlation"]
 
 
@@ -291,7 +278,7 @@ def test_noise_is_checked_where_no_client_ever_moves_the_mean():
     run, random = shared(), np.random.default_rng(0)
     for std, right in ((0.3, True), (0.15, False)):
         own = replace(run, quiet=random.normal(0, std, (2, 100)))
-        noise = next(check for check in all_checks(own, CLAIM, 0.001) if check.name == "noise-std")
+        noise = check(own, "noise-std")
         assert noise.passed == right and noise.measured == pytest.approx(std, rel=0.15)
 
 
@@ -299,22 +286,21 @@ def test_canaries_of_one_parameter_that_reach_too_far_are_found():
     run = seen(canaries=300)
     parameters = np.repeat(["a", "b", "c"], 100)
     run.released[:, parameters == "b"] += (run.taking_part * run.signs)[:, parameters == "b"] * 0.3
-    checks = all_checks(replace(run, groups=parameters), CLAIM, 0.001)
-    failed = {check.name: check.passed for check in checks}
-    assert failed["reach-of-a"] and failed["reach-of-c"] and not failed["reach-of-b"]
+    grouped = replace(run, groups=parameters)
+    assert [check(grouped, f"reach-of-{name}").passed for name in "abc"] == [True, False, True]
 
 
 def test_one_heavy_canary_among_many_is_found():
     run = seen()
     run.released[:, 7] += run.taking_part[:, 7] * run.signs[7] * 1.0
-    assert not check_farthest(run, CLAIM, 0.001).passed and check_reach(run, CLAIM, 0.001).passed
+    assert not check(run, "reach-of-one").passed and check(run, "reach").passed
 
 
 def test_without_noise_the_reach_is_exact():
-    claim = PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0)
-    for check in (check_reach, check_farthest):
-        assert check(seen(noise=0.0), claim, 0.05).passed
-        assert not check(seen(noise=0.0, reach=0.201), claim, 0.05).passed
+    claim = replace(CLAIM, noise_std=0.0)
+    for name in ("reach", "reach-of-one"):
+        assert check(seen(noise=0.0), name, 0.05, claim).passed
+        assert not check(seen(noise=0.0, reach=0.201), name, 0.05, claim).passed
 
 
 def test_two_rounds_with_the_same_noise_are_found():
@@ -322,8 +308,8 @@ def test_two_rounds_with_the_same_noise_are_found():
     quiet = ~run.taking_part
     both = quiet[3] & quiet[30]
     run.released[30, both] = run.released[3, both]
-    check = check_independence(run, 0.001)
-    assert not check.passed and check.measured == pytest.approx(1.0)
+    shared_noise = check(run, "noise-correlation")
+    assert not shared_noise.passed and shared_noise.measured == pytest.approx(1.0)
 
 
 def test_releases_that_are_not_finite_are_refused():

@@ -28,8 +28,7 @@ from fedrec.evaluation.central import evaluate_baselines
 from fedrec.neighbourhood import Bounds, Examples, item_means
 from fedrec.perturb.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
 from fedrec.privacy.accounting.events import NonPrivate
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.rng import Reproducible
 from tests.captured_noise import Captured, captured, sensitivities
 from tests.fedrec.baselines.histories import histories_of, made, spent

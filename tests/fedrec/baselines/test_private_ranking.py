@@ -16,8 +16,7 @@ from fedrec.data.interactions import Feature, FeatureTable, Vectors
 from fedrec.data.population import Population
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.schema import load
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.rng import Reproducible
 from tests.fedrec.baselines.histories import fitted, histories_of, made
 

@@ -209,7 +209,7 @@ def test_what_is_computed_in_parts_is_that_of_plain_loops(monkeypatch, most, gro
 DATASETS = {
     "table": lambda path: {"name": "table", "path": str(path)},
     "canaries": lambda path: {
-        "name": "simulations.attacks.canary_users:CanaryUsers",
+        "name": "simulations.attacks.systems:CanaryUsers",
         "base": {"name": "table", "path": str(path)},
         "count": 3,
     },

@@ -21,8 +21,9 @@ from fedrec.perturb.noisy_cooccurrence import (
     binary,
     disclosure,
 )
-from fedrec.perturb.substitutes import RandomReplacement, ReplacementConfig
-from fedrec.privacy.mechanisms import base as mechanisms
+from fedrec.perturb.substitutes import RandomReplacement
+from fedrec.perturb.upc_sdg import ReplacementConfig
+from fedrec.privacy import mechanisms
 from fedrec.privacy.statement import report
 
 # The generator with a guarantee: its sensitivity, its noise, and the drawn rows.

@@ -17,12 +17,10 @@ from scipy.stats import norm
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import rdp
-from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.backends import attack_epsilon, rdp_total
+from fedrec.privacy.accounting.accountant import Accountant, attack_epsilon, rdp_total
 from fedrec.privacy.accounting.events import NoisyRound, Release
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Scheduled
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 
 # Accountants against Google's dp-accounting, Opacus, and integration in 30 digits.
 
@@ -36,11 +34,22 @@ CASES = [
 ]
 
 
-def ours(backend, *events):
+def epsilon(backend, delta, *counted):
+    """Epsilon of events, each with its number of times."""
     accountant = Accountant(backend)
-    for event, count in events:
+    for event, count in counted:
         accountant.step(event, count)
-    return lambda delta: accountant.epsilon(delta).epsilon
+    return accountant.epsilon(delta).epsilon
+
+
+def exact_gaussian(mu, delta):
+    """Epsilon of normal distributions mu apart (Balle and Wang 2018)."""
+
+    def excess(eps):
+        high, low = norm.logcdf(mu / 2 - eps / mu), norm.logcdf(-mu / 2 - eps / mu)
+        return math.exp(high) - math.exp(eps + low) - delta
+
+    return brentq(excess, 0, mu**2 / 2 + 10 * mu, xtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +60,8 @@ def test_without_replacement_is_dp_accountings_on_the_same_orders(cohort, client
     event = dp_event.SampledWithoutReplacementDpEvent(clients, cohort, dp_event.GaussianDpEvent(z))
     theirs.compose(event, rounds)
     fixed = NoisyRound("gaussian", FixedSize(cohort, clients), "replace-one", z)
-    assert ours("autodp", (fixed, rounds))(1e-5) == pytest.approx(
-        theirs.get_epsilon(1e-5), rel=1e-4
-    )
+    found = epsilon("autodp", 1e-5, (fixed, rounds))
+    assert found == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -67,8 +75,8 @@ def test_poisson_is_dp_accountings_and_opacus(rate, z, rounds, delta):
     by_pld.compose(event, rounds)
     poisson = (NoisyRound("gaussian", Poisson(rate), "add-remove", z), rounds)
     expected = by_rdp.get_epsilon(delta)
-    assert ours("autodp", poisson)(delta) == pytest.approx(expected, rel=1e-6)
-    assert ours("pld", poisson)(delta) == pytest.approx(by_pld.get_epsilon(delta), rel=1e-3)
+    assert epsilon("autodp", delta, poisson) == pytest.approx(expected, rel=1e-6)
+    assert epsilon("pld", delta, poisson) == pytest.approx(by_pld.get_epsilon(delta), rel=1e-3)
     curve = opacus_rdp.compute_rdp(q=rate, noise_multiplier=z, steps=1, orders=ORDERS)
     assert rdp_total({poisson[0].release: 1})[:-1] == pytest.approx(curve, rel=1e-6, abs=1e-14)
 
@@ -79,13 +87,8 @@ def test_different_rounds_compose_as_in_dp_accounting():
     theirs.compose(dp_event.PoissonSampledDpEvent(0.05, dp_event.GaussianDpEvent(3.0)), 20)
     theirs.compose(dp_event.GaussianDpEvent(20.0), 2)
     parts = [(Poisson(0.01), 1.0, 300), (Poisson(0.05), 3.0, 20), (Full(), 20.0, 2)]
-    found = ours(
-        "pld",
-        *(
-            (NoisyRound("gaussian", sampling, "add-remove", z), count)
-            for sampling, z, count in parts
-        ),
-    )(1e-6)
+    rounds = [(NoisyRound("gaussian", how, "add-remove", z), count) for how, z, count in parts]
+    found = epsilon("pld", 1e-6, *rounds)
     assert found == pytest.approx(theirs.get_epsilon(1e-6), rel=1e-3)
 
 
@@ -97,22 +100,19 @@ def test_laplace_is_dp_accountings(rate, b, rounds, delta):
     theirs = PLDAccountant(ADD_REMOVE)
     theirs.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.LaplaceDpEvent(b)), rounds)
     event = NoisyRound("laplace", Poisson(rate), "add-remove", b)
-    tightest = ours("pld", (event, rounds))(delta)
+    tightest = epsilon("pld", delta, (event, rounds))
     assert tightest == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
-    assert ours("autodp", (event, rounds))(delta) >= tightest * (1 - 1e-3)
+    assert epsilon("autodp", delta, (event, rounds)) >= tightest * (1 - 1e-3)
 
 
 @pytest.mark.parametrize("sampling", [Full(), FixedSize(30, 100), Poisson(0.3)], ids=str)
 def test_laplace_without_delta_is_amplified_pure_privacy(sampling):
     adjacency = "add-remove" if isinstance(sampling, Poisson) else "replace-one"
     pure = 7 * math.log(1 + sampling.rate * (math.exp(1 / 1.5) - 1))
+    rounds = NoisyRound("laplace", sampling, adjacency, 1.5), 7
     for backend in ("autodp", "pld"):
-        assert ours(backend, (NoisyRound("laplace", sampling, adjacency, 1.5), 7))(
-            0.0
-        ) == pytest.approx(pure, rel=1e-12)
-        assert ours(backend, (NoisyRound("laplace", sampling, adjacency, 1.5), 7))(1e-6) <= pure * (
-            1 + 1e-12
-        )
+        assert epsilon(backend, 0.0, rounds) == pytest.approx(pure, rel=1e-12)
+        assert epsilon(backend, 1e-6, rounds) <= pure * (1 + 1e-12)
 
 
 @pytest.mark.slow
@@ -125,7 +125,8 @@ def test_one_laplace_round_without_replacement_has_the_profile_of_its_pair(delta
         q, p = np.exp(-np.abs(x) / b) / (2 * b), np.exp(-np.abs(x - 1) / b) / (2 * b)
         return np.trapezoid(np.maximum((1 - rate) * q + rate * p - math.exp(eps) * q, 0), x)
 
-    found = ours("pld", (NoisyRound("laplace", FixedSize(20, 100), "replace-one", b), 1))(delta)
+    event = NoisyRound("laplace", FixedSize(20, 100), "replace-one", b)
+    found = epsilon("pld", delta, (event, 1))
     assert divergence(found) <= delta < divergence(found - 2e-4)
 
 
@@ -137,22 +138,15 @@ def test_one_laplace_round_of_all_clients_reaches_its_closed_form(b, delta):
     event = NoisyRound("laplace", Full(), "replace-one", b)
     exact = 1 / b + 2 * math.log1p(-delta)
     assert attack_epsilon({event.release: 1}, delta) == pytest.approx(exact, rel=1e-3)
-    assert exact * (1 - 1e-9) <= ours("pld", (event, 1))(delta) <= exact * (1 + 1e-3)
+    assert exact * (1 - 1e-9) <= epsilon("pld", delta, (event, 1)) <= exact * (1 + 1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("z", "rounds"), [(0.05, 1), (0.2, 3), (1.0, 10), (1.0, 100)])
 def test_the_attack_on_all_clients_reaches_its_closed_form(z, rounds):
-    """Of normal distributions sqrt(rounds) / z apart (Balle and Wang 2018)."""
-    mu, delta = math.sqrt(rounds) / z, 1e-5
-
-    def excess(eps):
-        high, low = norm.logcdf(mu / 2 - eps / mu), norm.logcdf(-mu / 2 - eps / mu)
-        return math.exp(high) - math.exp(eps + low) - delta
-
-    exact = brentq(excess, 0, mu**2 / 2 + 10 * mu)
     release = NoisyRound("gaussian", Full(), "replace-one", z).release
-    assert attack_epsilon({release: rounds}, delta) == pytest.approx(exact, rel=1e-9)
+    exact = exact_gaussian(math.sqrt(rounds) / z, 1e-5)
+    assert attack_epsilon({release: rounds}, 1e-5) == pytest.approx(exact, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -161,7 +155,7 @@ def test_the_attack_on_all_clients_reaches_its_closed_form(z, rounds):
 )
 def test_the_attack_on_samples_with_little_noise_is_near_the_tight_bound(rate, z, rounds):
     event = NoisyRound("gaussian", Poisson(rate), "add-remove", z)
-    bound = ours("pld", (event, rounds))(1e-5)
+    bound = epsilon("pld", 1e-5, (event, rounds))
     assert bound * 0.98 <= attack_epsilon({event.release: rounds}, 1e-5) <= bound
 
 
@@ -185,23 +179,14 @@ CELLS = {
 }
 
 
-def spent(backend, event, rounds=1000):
-    accountant = Accountant(backend)
-    accountant.step(event, rounds)
-    return accountant
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CELLS, ids=str)
 def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
-    event = NoisyRound("gaussian", FixedSize(*case), "replace-one", 1.0)
-    paper = spent("paper", event)
-    ours = [spent(name, event) for name in ("autodp", "pld")]
-    assert math.isinf(paper.epsilon(0.0).epsilon)
-    assert all(math.isinf(a.epsilon(0.0).epsilon) for a in ours)
+    rounds = NoisyRound("gaussian", FixedSize(*case), "replace-one", 1.0), 1000
+    assert all(math.isinf(epsilon(name, 0.0, rounds)) for name in ("paper", "autodp", "pld"))
     for delta, printed in zip(DELTAS, CELLS[case], strict=True):
-        assert paper.epsilon(delta).epsilon == printed
-        assert all(accountant.epsilon(delta).epsilon < printed for accountant in ours)
+        assert epsilon("paper", delta, rounds) == printed
+        assert all(epsilon(name, delta, rounds) < printed for name in ("autodp", "pld"))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +199,7 @@ def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
 )
 def test_the_papers_arithmetic_is_for_its_own_case_only(event):
     with pytest.raises(ExperimentError, match="accountant 'paper' supports only"):
-        spent("paper", event).epsilon(1e-5)
+        epsilon("paper", 1e-5, (event, 1000))
 
 
 # Every accountant against values of other implementations, and the order of the bounds.
@@ -243,38 +228,28 @@ PRIVACY_REFERENCE_CELLS = {
 }
 
 
-def epsilon(backend, event, rounds, delta):
-    accountant = Accountant(backend)
-    accountant.step(event, rounds)
-    return accountant.epsilon(delta).epsilon
-
-
 @pytest.mark.parametrize("case", TABLE, ids=str)
 def test_bounds_have_their_reference_values_and_order(case):
     cohort, clients, z, rounds, delta = case
     autodp, pld, attack, poisson, get_eps = TABLE[case]
     fixed = NoisyRound("gaussian", FixedSize(cohort, clients), "replace-one", z)
     sampled = NoisyRound("gaussian", Poisson(cohort / clients), "add-remove", z)
-    a, d = (epsilon(name, fixed, rounds, delta) for name in ("autodp", "pld"))
+    a, d = (epsilon(name, delta, (fixed, rounds)) for name in ("autodp", "pld"))
     e = attack_epsilon({fixed.release: rounds}, delta)
     assert a == pytest.approx(autodp, rel=1e-4)
     assert d == pytest.approx(pld, rel=1e-3)
     assert e == pytest.approx(attack, rel=1e-3)
-    assert epsilon("autodp", sampled, rounds, delta) == pytest.approx(poisson, rel=1e-4)
-    assert epsilon("pld", sampled, rounds, delta) == pytest.approx(attack, rel=1e-3)
+    assert epsilon("autodp", delta, (sampled, rounds)) == pytest.approx(poisson, rel=1e-4)
+    assert epsilon("pld", delta, (sampled, rounds)) == pytest.approx(attack, rel=1e-3)
     assert e <= d * (1 + 1e-6) and d <= a <= get_eps
 
 
 @pytest.mark.parametrize("case", PRIVACY_REFERENCE_CELLS, ids=str)
 def test_cells_of_the_papers_tables_by_a_tighter_accountant(case):
     event = NoisyRound("gaussian", FixedSize(*case), "replace-one", 1.0)
-    pld = Accountant("pld")
-    pld.step(event, 1000)
     for delta, *values in zip((1e-8, 1e-6, 1e-4), *PRIVACY_REFERENCE_CELLS[case], strict=True):
-        found = (
-            pld.epsilon(delta).epsilon,
-            attack_epsilon({event.release: 1000}, delta),
-        )
+        attack = attack_epsilon({event.release: 1000}, delta)
+        found = epsilon("pld", delta, (event, 1000)), attack
         assert found == pytest.approx(values, abs=6e-4)
 
 
@@ -284,13 +259,8 @@ def test_cells_of_the_papers_tables_by_a_tighter_accountant(case):
     ("z", "rounds", "delta"), [(1.0, 1, 1e-5), (5.0, 100, 1e-6), (0.5, 3, 1e-8), (30.0, 50, 1e-4)]
 )
 def test_full_participation_is_the_analytic_gaussian(backend, slack, adjacency, z, rounds, delta):
-    mu = math.sqrt(rounds) / z
-
-    def excess(eps):
-        return norm.cdf(mu / 2 - eps / mu) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu)) - delta
-
-    exact = brentq(excess, 0, 200, xtol=1e-12)
-    found = epsilon(backend, NoisyRound("gaussian", Full(), adjacency, z), rounds, delta)
+    exact = exact_gaussian(math.sqrt(rounds) / z, delta)
+    found = epsilon(backend, delta, (NoisyRound("gaussian", Full(), adjacency, z), rounds))
     assert exact * (1 - 1e-9) <= found <= exact * slack
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import losses
-from fedrec.privacy.accounting.accountant import Accountant, calibrate
-from fedrec.privacy.accounting.backends import rdp_curve
+from fedrec.privacy.accounting.accountant import Accountant, _rdp_curve, calibrate
 from fedrec.privacy.accounting.events import (
     CorrelatedRounds,
     CoveredRound,
@@ -25,36 +24,18 @@ from fedrec.privacy.accounting.events import (
 )
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
-from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
+from fedrec.privacy.plan import Plan, PrivacyConfig
 
 # The plan: sensitivity, noise and event are consistent, computed by hand; inconsistent settings are
 # refused with the reason.
 
 
-def plan(
-    sampler="fixed-size",
-    cohort=30,
-    clients=4800,
-    rounds=1000,
-    contributions="signed",
-    **settings,
-):
-    settings = {
-        "clip-norm": 40.0,
-        **{key.replace("_", "-"): value for key, value in settings.items()},
-    }
-    if "epsilon" not in settings:
-        settings = {"noise-multiplier": 1.0, **settings}
-    config = PrivacyConfig.parse(settings, at="privacy")
-    return Plan.of(
-        config,
-        sampler,
-        {"cohort": cohort},
-        clients,
-        rounds,
-        contributions=contributions,
-    )
+def plan(sampler="fixed-size", cohort=30, clients=4800, rounds=1000, **settings):
+    noise = {} if "epsilon" in settings else {"noise_multiplier": 1.0}
+    table = {"clip_norm": 40.0, **noise, **settings}
+    table = {key.replace("_", "-"): value for key, value in table.items()}
+    config = PrivacyConfig.parse(table, at="privacy")
+    return Plan.of(config, sampler, {"cohort": cohort}, clients, rounds)
 
 
 def test_privrecs_own_example():
@@ -124,6 +105,11 @@ def test_local_noise_is_not_amplified_and_adds_up():
     assert found.event() == NoisyRound("gaussian", Full(), "replace-one", 1.0)
     assert found.client_noise_scale == 80.0 and found.noise_std == pytest.approx(80 * math.sqrt(30))
     assert plan("poisson", placement="local").event() == found.event()
+
+
+def test_clients_report_nothing_but_their_updates_in_mode_secure():
+    silent = [plan(mode=mode).protection(["w"]).silent for mode in ("reproducible", "secure")]
+    assert silent == [False, True]
 
 
 def test_no_noise_is_not_private():
@@ -283,13 +269,10 @@ def test_ledgers_add_up(backend, event, first, second):
 def test_rdp_curves_add():
     """Two kinds of rounds cost what the sum of their curves costs: checked against the conversion
     written out."""
-    one = Release("gaussian", Full(), "replace-one", 3.0)
-    two = Release("gaussian", Full(), "replace-one", 7.0)
     orders = np.arange(2, 65)
     curve = orders / 2 * (5 / 9 + 40 / 49)
     expected = min(curve + np.log(1 - 1 / orders) - np.log(1e-5 * orders) / (orders - 1))
-    first = NoisyRound("gaussian", one.sampling, "replace-one", 3.0)
-    second = NoisyRound("gaussian", two.sampling, "replace-one", 7.0)
+    first, second = (NoisyRound("gaussian", Full(), "replace-one", z) for z in (3.0, 7.0))
     assert epsilon("autodp", 1e-5, (first, 5), (second, 40)) == pytest.approx(expected, rel=1e-12)
 
 
@@ -330,28 +313,17 @@ def test_poisson_after_without_replacement_is_not_merged():
         accountant.step(poisson)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "adjacency"),
-    [(Poisson(0.5), "replace-one"), (FixedSize(2, 9), "add-remove")],
-    ids=str,
-)
-def test_sampler_and_adjacency_without_a_bound_are_refused(sampling, adjacency):
-    accountant = Accountant()
-    accountant.step(NoisyRound("gaussian", sampling, adjacency, 1.0))
-    with pytest.raises(ExperimentError, match="no privacy bound is proven"):
-        accountant.epsilon(1e-5)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_budget_is_exceeded_by_what_the_rounds_cost(backend):
     event = NoisyRound("gaussian", FixedSize(20, 500), "replace-one", 1.2)
     base = NoisyRound("gaussian", Full(), "replace-one", 9.0)
     accountant = Accountant(backend)
     accountant.step(base, 2)
-    for count in (0, 1, 7, 30):
+    for count in (1, 2, 3):
         budget = epsilon(backend, 1e-5, (base, 2), (event, count))
-        assert not accountant.would_exceed(event, budget, 1e-5, count)
-        assert accountant.would_exceed(event, budget * (1 - 1e-9), 1e-5, count)
+        assert not accountant.would_exceed(event, budget, 1e-5)
+        assert accountant.would_exceed(event, budget * (1 - 1e-9), 1e-5)
+        accountant.step(event)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -363,7 +335,7 @@ def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
     asked = [epsilon(backend, 1e-5, (base, 2), (event, count)) for count in numbers]
     losses.composed_epsilon.cache_clear()
     for count, value in reversed(list(zip(numbers, asked, strict=True))):
-        rdp_curve.cache_clear()
+        _rdp_curve.cache_clear()
         fresh = Accountant(backend)
         fresh.step(base, 2)
         fresh.step(event, count)
@@ -388,8 +360,8 @@ def test_calibrated_noise_keeps_the_target_and_a_little_less_does_not(backend, r
     def at(multiplier):
         return Accountant(backend).backend.epsilon(cost(multiplier), 1e-5)
 
-    z = calibrate(2.0, 1e-5, cost, backend=backend, tolerance=1e-2)
-    assert at(z) <= 2.0 < at(z * (1 - 1.1e-2))
+    z = calibrate(2.0, 1e-5, cost, backend=backend)
+    assert at(z) <= 2.0 < at(z * (1 - 1.1e-4))
 
 
 def test_a_target_that_cannot_be_proven_is_refused():

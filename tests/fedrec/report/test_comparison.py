@@ -10,14 +10,13 @@ from scipy import stats
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
-from fedrec.report.comparison import compare
+from fedrec.report.comparison import compare, named
 from fedrec.report.formats import (
     comparison_cells,
     comparison_notes,
     comparison_terminal,
     comparison_text,
 )
-from fedrec.report.rows import named
 from fedrec.runs.folder import Result
 
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import fedrec
-from fedrec.report.comparison import bootstrap_intervals
-from fedrec.report.page.charts import Line, histogram, line_chart
-from fedrec.report.page.sections import privacy_cards, report
-from fedrec.report.rows import named
+from fedrec.report.comparison import bootstrap_intervals, named
+from fedrec.report.page.sections import _histogram, _Line, _line_chart, _privacy_cards, report
 from tests.fedrec.report.browser import OUTSIDE
 
 # The report as a page: self-contained, accessible, small, and true to the run.
@@ -47,13 +45,29 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
 
+TITLE = "A <b>title</b> & more, which is longer than a phone is wide"
+
+
 @pytest.fixture(scope="module")
-def run(tiny_experiment, tmp_path_factory):
-    table = tiny_experiment()
-    table["title"] = "A <b>title</b> & more"
-    table["evaluation"]["baselines"] = ["popularity"]
-    table["privacy"] = {"clip-norm": 1.0, "noise-multiplier": 1.0}
-    return fedrec.run(table, output=tmp_path_factory.mktemp("runs") / "run")
+def runs(tiny_experiment, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(name, **changes):
+        table = tiny_experiment() | changes | {"name": name}
+        table["evaluation"]["baselines"] = ["popularity"]
+        return fedrec.run(table, output=folder / f"{name}-{changes.get('seed', 0)}")
+
+    private = {"clip-norm": 1.0, "noise-multiplier": 1.0}
+    return [
+        run("plain"),
+        run("a-private-run-with-a-name-longer-than-usual", privacy=private, title=TITLE),
+        run("plain", seed=1),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(runs):
+    return runs[1]
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +134,11 @@ def test_lists_and_groups_are_shown_of_every_system(page, run):
         caption: dict(re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', body, re.S))
         for caption, body in re.findall(r"<caption><span>(.*?)</span>(.*?)</table>", page, re.S)
     }
-    lists = rows["tiny, seed 0: the lists of all users together"]
-    groups = rows["tiny, seed 0, by groups of users"]
-    central = rows["tiny, seed 0: popularity, by groups of users"]
-    for label, metrics in (("tiny", run.metrics), ("popularity", run.baselines["popularity"])):
+    name = run.experiment.name
+    lists = rows[f"{name}, seed 0: the lists of all users together"]
+    groups = rows[f"{name}, seed 0, by groups of users"]
+    central = rows[f"{name}, seed 0: popularity, by groups of users"]
+    for label, metrics in ((name, run.metrics), ("popularity", run.baselines["popularity"])):
         for name in ("coverage@5", "gini@5", "popularity@5", "popularity-lift@5"):
             assert f"<td>{metrics[name]:.4f}</td>" in lists[label]
     for shown, found in ((groups, run.groups), (central, run.baseline_groups["popularity"])):
@@ -136,11 +151,11 @@ def test_the_card_has_the_clip_norm_of_every_phase(run_tiny):
     popular = ("model.item-bias=true", "model.hidden=[]", "strategy={name='popularity-start'}")
     noise = "privacy={clip-norm=1.0, noise-multiplier=2.0}"
     other = "privacy.phases.popularity={parameters=['item.bias'], clip-norm=8.0}"
-    (card,) = privacy_cards(named([run_tiny(*popular, noise, other)]))
+    (card,) = _privacy_cards(named([run_tiny(*popular, noise, other)]))
     facts = card["facts"]
     assert (facts["clip norm of phase popularity"], facts["clip norm of phase main"]) == ("8", "1")
     assert "clip norm" not in facts
-    (card,) = privacy_cards(named([run_tiny(*popular, noise, output="alike")]))
+    (card,) = _privacy_cards(named([run_tiny(*popular, noise, output="alike")]))
     assert card["facts"]["clip norm"] == "1"
 
 
@@ -171,15 +186,15 @@ def luminance(colour):
 
 
 def test_charts_work_without_numbers_and_with_constant_ones():
-    assert line_chart([Line("a", [], [])], title="t", x_label="x", y_label="y") == ""
-    assert histogram(np.empty(0), title="t", x_label="x") == ""
-    chart = line_chart([Line("<a>", [1, 2], [0.0, 0.0])], title="t", x_label="x", y_label="y")
+    assert _line_chart([_Line("a", [], [])], "t", "x", "y") == ""
+    assert _histogram(np.empty(0), "t", "x") == ""
+    chart = _line_chart([_Line("<a>", [1, 2], [0.0, 0.0])], "t", "x", "y")
     assert "&lt;a&gt;" in chart and "nan" not in chart
-    assert "nan" not in histogram(np.zeros(3), title="t", x_label="x")
+    assert "nan" not in _histogram(np.zeros(3), "t", "x")
 
 
 def test_a_line_goes_from_its_first_to_its_last_point():
-    chart = line_chart([Line("a", [0, 10], [0.0, 1.0])], title="t", x_label="x", y_label="y")
+    chart = _line_chart([_Line("a", [0, 10], [0.0, 1.0])], "t", "x", "y")
     (path,) = re.findall(r'class="line c0" d="(M[^"]+L[^"]+)"', chart)
     assert path == "M66.0 212.0L466.0 14.0"
 
@@ -204,23 +219,6 @@ def test_the_picture_of_the_readme_can_be_drawn_of_any_run(run):
 # The report in a browser: no console messages or requests, and usable on a phone.
 
 PHONE = 360  # pixels
-
-
-@pytest.fixture(scope="module")
-def runs(tiny_experiment, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-
-    def run(name, **changes):
-        table = tiny_experiment() | changes | {"name": name}
-        table["evaluation"]["baselines"] = ["popularity"]
-        return fedrec.run(table, output=folder / f"{name}-{changes.get('seed', 0)}")
-
-    private = {"clip-norm": 1.0, "noise-multiplier": 1.0}
-    return [
-        run("plain", title="A plain run with a title that is longer than a phone is wide"),
-        run("a-private-run-with-a-name-longer-than-usual", privacy=private),
-        run("plain", seed=1),
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from clients.round import train_clients
 from fedrec.errors import RefusalError
 from fedrec.evaluation.tables import Metrics
 from fedrec.experiment.schema import EvaluationConfig
-from fedrec.privacy.protection import Protection
+from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import (
     EvaluateOrder,
     Presence,

@@ -25,9 +25,16 @@ from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.base import run_attack
-from simulations.attacks.canary_users import Reserved
-from simulations.attacks.members import Members, half_members, half_memberships, shadow_parts
-from simulations.attacks.system import TrainedSystem
+from simulations.attacks.systems import (
+    EXAMPLES,
+    Reserved,
+    TrainedSystem,
+    TrainingClients,
+    bit_mask,
+    half_members,
+    half_memberships,
+    shadow_parts,
+)
 from tests.clients.oracles import update_under
 from tests.simulations.helpers import experiment_on, synthetic
 
@@ -69,16 +76,8 @@ ATTACKED = experiment_on(
 )
 
 
-def attack(folder, name, *overrides, **settings):
-    return run_attack(load(ATTACKED, overrides), {"name": name, **settings}, folder)
-
-
-def system(folder, *overrides):
-    """A system and its training users."""
-    runner.run(load(ATTACKED, overrides), output=folder)
-    run = RunFolder(folder)
-    users = Population.of(run.experiment).partition.training_clients
-    return TrainedSystem(run.experiment, run, users), users
+def attack(folder, name, *overrides, table=ATTACKED, **settings):
+    return run_attack(load(table, overrides), {"name": name, **settings}, folder)
 
 
 MEMORISING = (
@@ -148,7 +147,7 @@ class Stereotyped(Synthetic):
         return replace(data, items=(data.items // 2) * 2 + ~even)
 
 
-ATTRIBUTE_DRIVER_ATTACKED = experiment_on(
+STEREOTYPED = experiment_on(
     synthetic(250, 40, 14) | {"name": "test_attack_drivers:Stereotyped"},
     name="attacked",
     rounds=6,
@@ -157,43 +156,40 @@ ATTRIBUTE_DRIVER_ATTACKED = experiment_on(
     sampler={"name": "fixed-size", "cohort": 20},
     evaluation={"ks": [5], "baselines": [], "fine-tune": {"epochs": 4}},
 )
-del ATTRIBUTE_DRIVER_ATTACKED["positive-above"]
+del STEREOTYPED["positive-above"]
 
 
-def attack_of_attribute_driver(tmp_path, *overrides, table=ATTRIBUTE_DRIVER_ATTACKED, **settings):
-    chosen = {"name": "attribute", "attribute": "gender", **settings}
-    return run_attack(load(table, overrides), chosen, tmp_path)
+def infer(folder, *overrides, **settings):
+    return attack(folder, "attribute", *overrides, table=STEREOTYPED, **settings)
 
 
 @pytest.mark.slow
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
-    outcome = attack_of_attribute_driver(tmp_path)
+    outcome = infer(tmp_path)
     clear = outcome.figures
     assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ["F", "M"]
     assert "recommends" not in outcome.table
     assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")
     responses = ("perturb.name=randomised-response", "perturb.epsilon=0.1")
-    hidden = attack_of_attribute_driver(tmp_path, *responses).figures
+    hidden = infer(tmp_path, *responses).figures
     assert hidden.balanced_accuracy.value < 0.63
-    half = attack_of_attribute_driver(tmp_path, *targeted, "perturb.epsilon=3").figures
+    half = infer(tmp_path, *targeted, "perturb.epsilon=3").figures
     assert hidden.auc < half.auc <= clear.auc + 0.05
 
 
 @pytest.mark.slow
 def test_attribute_inference_from_a_trained_system(tmp_path):
     """The gender among the model's features must not help the attacker, who sees only items."""
-    outcome = attack_of_attribute_driver(tmp_path, source="recommendations")
+    outcome = infer(tmp_path, source="recommendations")
     found = outcome.figures
-    assert found.users == len(
-        Population.of(load(ATTRIBUTE_DRIVER_ATTACKED)).partition.training_clients
-    )
+    assert found.users == len(Population.of(load(STEREOTYPED)).partition.training_clients)
     assert found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
     assert outcome.table["attack"] == "attribute" and (tmp_path / "target" / "run.json").is_file()
 
 
 META = {
-    **ATTRIBUTE_DRIVER_ATTACKED,
+    **STEREOTYPED,
     "model": {"name": "metamf", "rank": 2}
     | dict.fromkeys(("user", "memory", "generator", "embedding", "hidden"), 4),
     "step": {"name": "metamf"},
@@ -229,7 +225,7 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
 def test_an_unknown_attribute_is_explained(tmp_path, attribute):
     """Before anything is trained."""
     with pytest.raises(ExperimentError, match="cannot be inferred"):
-        attack_of_attribute_driver(tmp_path, attribute=attribute, source="updates")
+        infer(tmp_path, attribute=attribute, source="updates")
     assert not list(tmp_path.iterdir())
 
 
@@ -272,23 +268,22 @@ def test_only_the_chosen_users_train_and_nothing_else_changes():
     base = LeaveOneOut(LeaveOneOut.Config.parse({"leaky-negatives": True}), 3).split(data)
     chosen = np.random.default_rng(0).random(40) < 0.4
 
-    section = Members.section(own, 3, chosen)
-    assert section.pop("name") == "simulations.attacks.members:Members"
-    found = Members(Members.Config.parse(section), 99).split(data)
+    section = {"base": own, "seed": 3, "members": bit_mask(chosen)}
+    found = TrainingClients(TrainingClients.Config.parse(section), 99).split(data)
     assert np.array_equal(found.training_clients, base.training_clients[chosen])
     for part in ("train_rows", "validation_rows", "test_rows", "leaky_negatives"):
         assert np.array_equal(getattr(found, part), getattr(base, part))
-    section = {**section, "members": Members.section(own, 3, chosen[:20])["members"]}
+    section["members"] = bit_mask(chosen[:20])
     with pytest.raises(ExperimentError, match="drawn from other users"):
-        Members(Members.Config.parse(section), 99).split(data)
+        TrainingClients(TrainingClients.Config.parse(section), 99).split(data)
 
 
 # What an audit adds to an experiment: canary users, rows of parameters that nothing reads, and a
 # step in which the canaries upload fixed updates and all others do the same as ever.
 
 USERS, CANARIES = 24, 6
-PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "seed": 1}
-HERE = "simulations.attacks.canary_users"
+PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "seed": 1}
+HERE = "simulations.attacks.systems"
 
 
 def added(table, kind, where, **settings):
@@ -297,7 +292,7 @@ def added(table, kind, where, **settings):
 
 def with_users(table, count=CANARIES, **settings):
     users = added(table, "dataset", "CanaryUsers", count=count, **settings)
-    return {**table, **users, **added(table, "split", "CanaryClients", count=count)}
+    return {**table, **users, **added(table, "split", "TrainingClients", canaries=count)}
 
 
 def with_rows(table, rows, **settings):
@@ -413,7 +408,7 @@ def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting)
         audited, parameters(audited), TrainOrder(1, np.concatenate([some, canaries]), weighting)
     )
     alone = train_clients(plain, parameters(plain), TrainOrder(1, some, weighting))
-    share = 50.0 if weighting == "examples" else 1.0
+    share = EXAMPLES if weighting == "examples" else 1.0
     audit = {
         name: dense_change(change, parameters(audited)[name])
         for name, change in with_them.total.items()
@@ -427,7 +422,8 @@ def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting)
     for place in (0, 3):
         expected[place] = share * signs[place] * 3.0 / 2.0  # norm 3 over four entries
     assert rows == pytest.approx(expected)
-    assert (with_them.clients, with_them.examples) == (alone.clients + 2, alone.examples + 100)
+    assert with_them.clients == alone.clients + 2
+    assert with_them.examples == alone.examples + 2 * EXAMPLES
     assert (with_them.loss, with_them.losses) == (alone.loss, alone.losses)
     assert with_them.weight == alone.weight + 2 * share
 

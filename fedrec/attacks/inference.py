@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference: the attack, its classifier, and the figures of its success."""
+"""Inference of membership (PrivRec's shadow system, likelihood ratios, and the signals of both) and
+of attributes, and the figures of an attack's success."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -15,17 +16,24 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.attacks.bounds import clopper_pearson, mean_of, wilson
+from fedrec.attacks.audit import CONFIDENCE, clopper_pearson, mean_of, wilson
+from fedrec.data.interactions import FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.nn.layers import AdamW, glorot
 from fedrec.privacy.statement import attack_ceiling
-from fedrec.rng import stream, torch_stream
+from fedrec.rng import seed_sequence, stream, torch_stream
+
+if TYPE_CHECKING:
+    from fedrec.data.population import Population
 
 # Success of membership attacks: the same figures, with intervals, for all attacks. Accuracy, which
 # papers report, says little: it depends on the share of members and on a threshold. So it is
 # reported with balanced accuracy, the area under the ROC curve, and the share of members found at a
 # small share of false alarms (Carlini et al. 2022, section III), which measures attacks that
 # succeed on a few users only.
+
+
+_WANTED = 0.01  # largest share of false alarms at which members found are counted
 
 
 @dataclass(frozen=True)
@@ -78,29 +86,20 @@ class Success:
 
     def ceilings(self, epsilon: float, delta: float) -> dict[str, float]:
         """Upper bounds implied by (epsilon, delta)-DP, see
-        `fedrec.privacy.statement.attack_ceiling` and `found_ceiling`."""
+        `fedrec.privacy.statement.attack_ceiling` and `_found_ceiling`."""
         return {
             "balanced_accuracy": attack_ceiling(epsilon, delta),
-            "found": found_ceiling(self.wanted, epsilon, delta),
+            "found": _found_ceiling(self.wanted, epsilon, delta),
         }
 
 
-def measure(
-    scores: np.ndarray,
-    member: np.ndarray,
-    *,
-    threshold: float,
-    wanted: float = 0.01,
-    confidence: float = 0.95,
-) -> Success:
+def measure(scores: np.ndarray, member: np.ndarray, *, threshold: float) -> Success:
     """Compare an attack's scores with the truth.
 
     Args:
         scores: `float [users]`, higher where the attacker thinks "member"; none may be NaN.
         member: `bool [users]`, the truth; both kinds must occur.
         threshold: a score above it is the answer "member" (for the two accuracies).
-        wanted: largest share of false alarms at which `found` is measured, in [0, 1].
-        confidence: confidence of all intervals, in (0, 1).
 
     Raises:
         ValueError: a score is NaN, or there are no members or no others.
@@ -116,21 +115,22 @@ def measure(
     right = int((inside > threshold).sum()), int((outside <= threshold).sum())
     shares = list(zip(right, sizes, strict=True))
     balanced = sum(hits / size for hits, size in shares) / 2
-    cut = _cut(outside, wanted)
+    allowed = math.floor(_WANTED * len(outside) + 1e-9)
+    cut = float(np.sort(outside)[::-1][allowed])  # smallest with at most that many false alarms
     caught = int((inside > cut).sum())
     return Success(
         *sizes,
-        accuracy=Figure(sum(right) / users, *wilson(sum(right), users, confidence)),
+        accuracy=Figure(sum(right) / users, *wilson(sum(right), users)),
         majority=max(sizes) / users,
-        balanced_accuracy=Figure(balanced, *mean_of(shares, confidence)),
-        auc=_area(inside, outside, confidence),
-        members_found=Figure(caught / sizes[0], *clopper_pearson(caught, sizes[0], confidence)),
+        balanced_accuracy=Figure(balanced, *mean_of(shares)),
+        auc=_area(inside, outside),
+        members_found=Figure(caught / sizes[0], *clopper_pearson(caught, sizes[0])),
         false_alarms=float((outside > cut).mean()),
-        wanted=wanted,
+        wanted=_WANTED,
     )
 
 
-def found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
+def _found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
     """Largest share of members found: `min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR))`, at
     most 1."""
     if math.isinf(epsilon):
@@ -139,15 +139,7 @@ def found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
     return float(np.clip(min(rise, 1 - math.exp(-epsilon) * (1 - delta - false_alarms)), 0.0, 1.0))
 
 
-def _cut(outside: np.ndarray, wanted: float) -> float:
-    """Smallest threshold among the others' scores (or -infinity) with at most the requested share
-    of false alarms."""
-    allowed = math.floor(wanted * len(outside) + 1e-9)
-    descending = np.sort(outside)[::-1]
-    return -math.inf if allowed >= len(outside) else float(descending[allowed])
-
-
-def _area(inside: np.ndarray, outside: np.ndarray, confidence: float) -> Figure:
+def _area(inside: np.ndarray, outside: np.ndarray) -> Figure:
     """Area under the ROC curve; its variance from each user's own share of won comparisons."""
     ranks = rankdata(np.concatenate([inside, outside]))
     n = len(inside)
@@ -156,7 +148,7 @@ def _area(inside: np.ndarray, outside: np.ndarray, confidence: float) -> Figure:
     lost = 1 - (ranks[n:] - rankdata(outside)) / n
     variance = sum(np.var(part, ddof=1) / len(part) for part in (won, lost) if len(part) > 1)
     area = float(won.mean())
-    half = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
+    half = float(ndtri((1 + CONFIDENCE) / 2)) * math.sqrt(variance)
     return Figure(area, max(0.0, area - half), min(1.0, area + half))
 
 
@@ -237,8 +229,7 @@ def _classified(
 # is high for a classifier that always answers with the most frequent class.
 #
 # Where this differs from the poster "targeted DP": it names a neural attacker without further
-# details. What the attacker sees, its network and its training are ours
-# (`fedrec.attacks.attribute`).
+# details. What the attacker sees, its network and its training are ours.
 
 Scaling = Literal["rows", "columns"]
 
@@ -312,7 +303,7 @@ def infer_attribute(
             got=", ".join(map(str, counts)),
             fix="use fewer folds, or another attribute",
         )
-    fold = stratified_folds(labels, folds, seed)
+    fold = _stratified_folds(labels, folds, seed)
     chances = np.empty((len(labels), len(counts)))
     for number in range(folds):
         known = fold != number
@@ -320,10 +311,10 @@ def infer_attribute(
         learn, test = _scaled(described[known], described[asked], scaling)
         random = torch_stream(seed, "attribute-classifier", number)
         chances[asked] = _classified(learn, labels[known], test, len(counts), random)
-    return judged(chances, labels, fold)
+    return _judged(chances, labels, fold)
 
 
-def stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
+def _stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
     """Fold of each user, `int64 [users]`; folds have equal numbers of each class, to within one."""
     random = stream(seed, "attribute-folds")
     fold = np.empty(len(labels), dtype=np.int64)
@@ -348,7 +339,7 @@ def _scaled(
     return scaled(known), scaled(asked)
 
 
-def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inference:
+def _judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inference:
     """Compute the figures of an attacker's answers.
 
     Args:
@@ -382,5 +373,175 @@ def _mean_area(scores: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> floa
     areas = []
     for number in range(int(fold.max()) + 1):
         first, second = (scores[(fold == number) & (labels == label)] for label in (1, 0))
-        areas.append(_area(first, second, 0.95).value)
+        areas.append(_area(first, second).value)
     return float(np.mean(areas))
+
+
+# The membership attack of PrivRec (Wang et al. 2021, section 4.6), with a shadow system and a
+# random forest.
+#
+# A user is described by what the paper gives the attacker: its features and its top-10
+# recommendation list. A random forest learns, from users of a shadow system of whom the attacker
+# knows membership, which descriptions belong to members.
+#
+# Where this differs from the paper:
+#
+# - The encoding of the list for the forest is not stated there; `Describer` joins two.
+# - Members are 80 % of the shadow users but 50 % of the attacked ones; a forest that has learned
+#   nothing then answers "member" nearly always. The paper reports accuracy only. We also report
+#   balanced accuracy and AUC.
+# - Whether lists hold items that a user already has, and whether the model is fine-tuned first, is
+#   not stated. The stated knowledge of the attacker (features, global model) suggests neither.
+
+
+class Describer:
+    """Encoding of users and their lists: a 0/1 column for each category of a user and for each
+    item, the share of the list's items with each item category, and the popularity rank (0 most
+    popular, 1 least) at each position of the list, with its mean, smallest and largest.
+
+    Args:
+        users: features of the users.
+        items: features of the items.
+        popularity: `float [items]`, popularity of each item among the users that the attacker
+            knows.
+    """
+
+    def __init__(self, users: FeatureTable, items: FeatureTable, popularity: np.ndarray) -> None:
+        self.users = users
+        self._items = np.concatenate(
+            [
+                np.empty((items.rows, 0), np.float32),
+                *(one_hot(f.padded(), len(f.categories)) for f in items.features),
+            ],
+            axis=1,
+        )
+        order = np.argsort(-np.asarray(popularity, dtype=np.float64), kind="stable")
+        self._rank = np.empty(items.rows, dtype=np.float32)
+        self._rank[order] = np.arange(items.rows) / max(1, items.rows - 1)
+
+    def describe(self, users: np.ndarray, lists: np.ndarray) -> np.ndarray:
+        """Descriptions `float32 [n, columns]` of users `int64 [n]` and their lists `int64 [n, k]`,
+        best item first."""
+        columns = [one_hot(f.padded()[users], len(f.categories)) for f in self.users.features]
+        ranks = self._rank[lists]
+        columns.append(one_hot(lists, len(self._rank)))
+        columns.append(self._items[lists].mean(axis=1))
+        columns.append(np.column_stack([ranks, ranks.mean(1), ranks.min(1), ranks.max(1)]))
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def one_hot(codes: np.ndarray, categories: int) -> np.ndarray:
+    """Multi-hot encoding `float32 [n, categories]` of codes `int64 [n, width]`; -1 is no
+    category."""
+    table = np.zeros((len(codes), categories + 1), dtype=np.float32)
+    np.put_along_axis(table, codes, 1.0, axis=1)  # -1 is the last column, which goes
+    return table[:, :categories]
+
+
+def forest_scores(
+    known: np.ndarray, member: np.ndarray, asked: np.ndarray, *, seed: int, trees: int = 100
+) -> np.ndarray:
+    """Train the attack's random forest on shadow users, and ask it about others.
+
+    Args:
+        known: `float32 [n, columns]`, shadow users.
+        member: `bool [n]`, members of the shadow system.
+        asked: `float32 [users, columns]`, the others.
+        seed: seed of the stream `"attack-forest"`.
+        trees: number of trees (not stated in the paper).
+
+    Returns:
+        Probability of "member", `float64 [users]`; above 1/2 is the forest's answer.
+
+    Raises:
+        ExperimentError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.ensemble import RandomForestClassifier
+    except ImportError as error:
+        problem = f"the membership attack needs scikit-learn ({error})"
+        raise ExperimentError(problem, fix="pip install 'fedrec[attacks]'") from None
+    state = int(seed_sequence(seed, "attack-forest").generate_state(1)[0])
+    forest = RandomForestClassifier(n_estimators=trees, random_state=state).fit(known, member)
+    chances = np.asarray(forest.predict_proba(asked))
+    return chances[:, np.asarray(forest.classes_, dtype=bool)][:, 0]
+
+
+# The likelihood-ratio attack (Carlini et al. 2022, algorithm 1 and section VI) on federations
+# instead of models.
+#
+# Shadow systems are trained on random halves of the users. For each user, the signals of systems
+# that were trained with it and of those that were not are fitted by two normal distributions; the
+# attack's score is the log ratio of their densities at the target system's signal (online).
+#
+# Where this differs from the paper: one "example" is one user with all its data; the signal is a
+# mean over the user's positives (`fit_signals`); there is no augmentation, so one signal per user
+# and system, and one variance for all users, which is better with few systems.
+
+_SMALLEST_SD = 1e-12
+
+
+def lira_scores(target: np.ndarray, shadows: np.ndarray, member: np.ndarray) -> np.ndarray:
+    """Scores of the likelihood-ratio attack; higher means "member".
+
+    Args:
+        target: `float [users]`, signals under the target system.
+        shadows: `float [runs, users]`, signals under the shadow systems.
+        member: `bool [runs, users]`, members of each system; each user needs two systems of each
+            kind.
+
+    Returns:
+        `float64 [users]`: log density ratio; 0 is undecided.
+
+    Raises:
+        ValueError: a user has too few systems of a kind.
+    """
+    target = np.asarray(target, np.float64)
+    shadows = np.asarray(shadows, np.float64)
+    return _log_density(target, shadows, member) - _log_density(target, shadows, ~member)
+
+
+def _log_density(value: np.ndarray, signals: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Log density of each user's value `[users]`, up to a constant, by a normal distribution fitted
+    to the chosen runs `[runs, users]` of each user."""
+    counts = chosen.sum(axis=0)
+    if counts.min(initial=2) < 2:
+        raise ValueError("Expected at least two shadow systems of each kind for every user.")
+    mean = np.where(chosen, signals, 0.0).sum(axis=0) / counts
+    squares = np.where(chosen, np.square(signals - mean), 0.0).sum(axis=0)
+    sd = max(float(np.sqrt(squares.sum() / (counts - 1).sum())), _SMALLEST_SD)
+    return -np.log(sd) - np.square((value - mean) / sd) / 2
+
+
+# Membership signals: one number per user, larger if a model fits the user's data better.
+#
+# Carlini et al. 2022 use `log(p / (1 - p))` of the right class, because it is nearly normal. Our
+# models' scores for ranking are that number already. A user has several positives: we take their
+# mean, and subtract that of all other items, which removes the general level of a model's logits.
+
+
+def fit_signals(scores: np.ndarray, population: Population, users: np.ndarray) -> np.ndarray:
+    """Fit of scores to the users' training rows.
+
+    Args:
+        scores: `float [n, items]`, the model's scores of the catalogue for each user: logits, or
+            predicted ratings.
+        population: the users' data.
+        users: `int64 [n]`.
+
+    Returns:
+        `float64 [n]`: the mean logit of a user's positives minus that of all other items, or for
+        ratings minus the mean squared error; 0 for a user without positives (without rows, for
+        ratings).
+    """
+    signals = np.zeros(len(users))
+    for index, user in enumerate(users.tolist()):
+        data = population.client(user)
+        logits = scores[index].astype(np.float64)
+        if population.task == "rating" and len(data.items):
+            signals[index] = -np.square(logits[data.items] - data.labels).mean()
+        elif population.task != "rating" and len(data.positives):
+            signals[index] = logits[data.positives].mean()
+            if len(data.positives) < len(logits):
+                signals[index] -= np.delete(logits, data.positives).mean()
+    return signals

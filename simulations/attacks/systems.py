@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canaries of an audit: model, step, data, and the experiment with them."""
+"""Systems under attack: training users, canaries, and a trained system as an attacker sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import base64
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +15,16 @@ import torch
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
+from clients.blocks import to_device, update_of
+from clients.evaluation import client_scorer, requested_items
 from clients.malicious import PlantedStep
-from clients.step import StepConfig
+from clients.node import Node
+from clients.round import train_each
+from clients.step import StepConfig, private_names
 from clients.steps.descent import Update, one_by_one
 from fedrec.attacks.canaries import CanaryPlan, Directions, Kind
 from fedrec.components import registry
-from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY, resolve
+from fedrec.components.registry import DATASET, MODEL, SPLIT, STEP, STRATEGY, resolve
 from fedrec.components.sections import Section, component_of, component_settings, fields_of
 from fedrec.config import Config, fits
 from fedrec.data.client_data import ClientData
@@ -27,14 +32,149 @@ from fedrec.data.interactions import Interactions, Schema, more_ids
 from fedrec.data.population import Population
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.splits.rules import Partition, Split, partition_by
+from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_table
 from fedrec.experiment.schema import Experiment
+from fedrec.metrics.ranks import best_items
 from fedrec.models.base import HistoryModel, Model, Parameters, Users
 from fedrec.models.linear import ProductsModel
+from fedrec.models.personal import MetaMf, generate
 from fedrec.nn.layers import KernelModel
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
+from fedrec.protocol.messages import ItemQuery, TrainOrder
+from fedrec.protocol.updates import ClientArrays
+from fedrec.rng import stream
+from fedrec.runs.folder import RunFolder
 from fedrec.training.block import Block
 from fedrec.training.results import BlockUpdate
+from simulations.recommending import with_parameters
+
+# Training users of an attack's systems, drawn from the attack's seed, and a split for them.
+#
+# Held-out users and rows are those of the other split, so that a system under attack is evaluated
+# like any other. Training rows of users that are not drawn are not used.
+#
+# Where this differs from PrivRec section 4.6: there all users of the dataset are shadow users,
+# members or others; here the test users of the other split are not attacked.
+
+
+class TrainingClientsConfig(Config):
+    """Settings of a split with other training clients."""
+
+    base: dict[str, Any]
+    """The other split: its name and settings."""
+    seed: int | None = None
+    """Seed of the other split; default: that of the experiment, which differs between the systems
+    of an attack."""
+    members: str = ""
+    """Bit mask of its training clients that train, in base64; default: all."""
+    canaries: int = Field(default=0, ge=0)
+    """Number of canaries, who train too: the last users, who have no rows."""
+
+
+class TrainingClients(Split):
+    """Split with a part of the training clients of another split, or with canaries in addition."""
+
+    Config = TrainingClientsConfig
+    config: TrainingClientsConfig
+
+    @classmethod
+    def section(cls, base: dict[str, Any], **settings: Any) -> dict[str, Any]:
+        """Section with name and settings."""
+        return {"name": f"{cls.__module__}:{cls.__name__}", "base": base, **settings}
+
+    @property
+    def _base(self) -> tuple[Section, int]:
+        """The other split and its seed."""
+        seed = self.seed if self.config.seed is None else self.config.seed
+        return Section.model_validate(self.config.base), seed
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Return the dependence of the other split."""
+        return component_of(SPLIT, *self._base).depends_on(adjacency)
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions like the other split, and choose the training clients.
+
+        Raises:
+            DataError: see the other split.
+            ExperimentError: the number of training clients differs from the number of bits.
+        """
+        partition = partition_by(*self._base, interactions)
+        users = partition.training_clients
+        if self.config.members:
+            users = users[_members(self.config.members, len(users))]
+        canaries = np.arange(interactions.num_users - self.config.canaries, interactions.num_users)
+        return replace(partition, training_clients=np.union1d(users, canaries))
+
+
+def bit_mask(members: np.ndarray) -> str:
+    """Bit mask of `members`, `bool [training clients]`, in base64."""
+    return base64.b64encode(np.packbits(members).tobytes()).decode()
+
+
+def _members(mask: str, users: int) -> np.ndarray:
+    """Members `bool [users]` of a bit mask."""
+    packed = np.frombuffer(base64.b64decode(mask), dtype=np.uint8)
+    if len(packed) != -(-users // 8):
+        raise ExperimentError(
+            "the members of a system were drawn from other users",
+            expected=f"a bit for each of {users} training clients",
+            got=f"{8 * len(packed)} bits",
+            fix="choose another --output",
+        )
+    return np.unpackbits(packed, count=users).astype(bool)
+
+
+_USED = 0.8  # share of the shadow users that train the shadow system
+_MEMBERS = 0.5  # share of the other users that train the target system
+
+
+def shadow_parts(users: np.ndarray, shadow_users: int, seed: int) -> list[np.ndarray]:
+    """Divide users for the attack of PrivRec (section 4.6).
+
+    Args:
+        users: `int64 [users]`, all users.
+        shadow_users: number of shadow users of the attacker (paper: 1000).
+        seed: seed of the stream `"attack-shadow"`.
+
+    Returns:
+        `int64 [n]`, ascending, each: shadow users that train the shadow system, other shadow users,
+        users that train the target system, all others.
+
+    Raises:
+        ExperimentError: one of the four parts would be empty.
+    """
+    shuffled = stream(seed, "attack-shadow").permutation(np.sort(users))
+    cuts = [
+        round(_USED * shadow_users),
+        shadow_users,
+        shadow_users + round(_MEMBERS * (len(users) - shadow_users)),
+    ]
+    parts = np.split(shuffled, cuts) if shadow_users < len(users) else []
+    if not parts or any(len(part) == 0 for part in parts):
+        raise ExperimentError(
+            "too few users for the attack",
+            expected="shadow users of both kinds, members and others",
+            got=f"{len(users)} users, {shadow_users} of them shadow users",
+            fix=f"--shadow-users {max(2, len(users) // 3)}",
+        )
+    return [np.sort(part) for part in parts]
+
+
+def half_memberships(users: int, runs: int, seed: int) -> np.ndarray:
+    """Members of each of an even number of shadow systems, `bool [runs, users]`; every user trains
+    exactly half of the systems."""
+    order = stream(seed, "attack-halves").random((runs, users)).argsort(axis=0)
+    return order.argsort(axis=0) < runs // 2
+
+
+def half_members(users: int, seed: int) -> np.ndarray:
+    """Members of the target system, `bool [users]`: half of the users (rounded down)."""
+    member = np.zeros(users, dtype=bool)
+    member[stream(seed, "attack-target").permutation(users)[: users // 2]] = True
+    return member
+
 
 # Another model with additional rows in its parameters that nothing depends on, for the canaries of
 # an audit.
@@ -125,6 +265,10 @@ class Reserved(Model):
 # antisymmetric part (`fedrec.attacks.canaries`).
 
 
+EXAMPLES = 1000
+"""Number of examples that a canary reports, to test that weights do not depend on it."""
+
+
 class CanaryConfig(StepConfig):
     """Settings of a step with canaries; all further keys are settings of the other step."""
 
@@ -181,7 +325,8 @@ class Canary(PlantedStep):
 
     def is_planted(self, clients: np.ndarray) -> np.ndarray:
         """Which clients are canaries, `bool [clients]`."""
-        return self.config.canaries.is_canary(clients)
+        plan = self.config.canaries
+        return (clients >= plan.first) & (clients < plan.first + plan.count)
 
     def train_block(
         self,
@@ -203,7 +348,7 @@ class Canary(PlantedStep):
         for name, (positions, values) in self._directions.upload(data.client).items():
             flat = delta[name].view(-1)
             flat[torch.from_numpy(positions).to(flat.device)] = torch.from_numpy(values).to(flat)
-        return Update(delta, plan.examples)
+        return Update(delta, EXAMPLES)
 
     def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
         """Prepare the other step."""
@@ -259,40 +404,6 @@ class CanaryUsers(Reader):
         return resolve(DATASET, section.name)(section.name, settings)
 
 
-class CanaryClientsConfig(Config):
-    """Settings of a split with canaries."""
-
-    base: dict[str, Any]
-    """The other split: its name and settings."""
-    count: int = Field(ge=1)
-    """Number of canaries: the last users, who have no rows."""
-
-
-class CanaryClients(Split):
-    """Split that adds the last users, who have no rows, to another split's training clients."""
-
-    Config = CanaryClientsConfig
-    config: CanaryClientsConfig
-
-    def depends_on(self, adjacency: Adjacency) -> str:
-        """Return the dependence of the other split."""
-        return component_of(
-            registry.SPLIT, Section.model_validate(self.config.base), self.seed
-        ).depends_on(adjacency)
-
-    def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions like the other split.
-
-        Raises:
-            DataError: see the other split.
-        """
-        base = Section.model_validate(self.config.base)
-        partition = partition_by(base, self.seed, interactions)
-        canaries = np.arange(interactions.num_users - self.config.count, interactions.num_users)
-        training = np.union1d(partition.training_clients, canaries)
-        return replace(partition, training_clients=training)
-
-
 # The audited experiment: the given one with canary clients.
 #
 # It has k more users in its dataset, who train in its split, k more rows in its model's item
@@ -332,13 +443,14 @@ def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict
         options = {"name": f"{__name__}:Canary", "base": step.name, "canaries": plan.table()}
         return Section.model_validate({**step.options, **options})
 
-    def added(kind: str, name: str, **settings: Any) -> dict[str, Any]:
-        base = step_table(getattr(experiment, kind))
-        return {"name": f"{__name__}:{name}", "base": base, "count": count, **settings}
-
     changes = {
-        "dataset": added("dataset", "CanaryUsers", items=items),
-        "split": added("split", "CanaryClients"),
+        "dataset": {
+            "name": f"{__name__}:CanaryUsers",
+            "base": step_table(experiment.dataset),
+            "count": count,
+            "items": items,
+        },
+        "split": TrainingClients.section(step_table(experiment.split), canaries=count),
         "model": _with_rows(experiment, plans),
         "step": step_table(planted(experiment.step)),
     }
@@ -380,3 +492,168 @@ def _with_steps(settings: Config, planted: Callable[[Section], Section]) -> Conf
         elif isinstance(value, Config) and not isinstance(value, Section):
             changes[name] = _with_steps(value, planted)
     return settings.model_copy(update=changes)
+
+
+# A trained system from an attacker's view: parameters, scores, lists, and clients' updates.
+
+_BLOCK = 256  # users whose scores or generated parameters are in memory at a time
+
+
+class TrainedSystem:
+    """A trained system under attack.
+
+    Args:
+        experiment: the attacked experiment; its data, model, `engine.device` and `engine.threads`
+            are used.
+        run: the run.
+        members: `int64 [n]`, ascending: the users who trained it.
+    """
+
+    def __init__(self, experiment: Experiment, run: RunFolder, members: np.ndarray) -> None:
+        self.experiment = experiment
+        self.run = run
+        self.members = members
+
+    @cached_property
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        """Final global parameters of the run, read-only.
+
+        Raises:
+            RunError: the checkpoint is missing.
+        """
+        parameters = with_parameters(self.run.read_result()).parameters
+        if not parameters:
+            fix = "remove the folder and start again"
+            raise RunError(f"{self.run.path} has no checkpoint", fix=fix)
+        for value in parameters.values():
+            value.setflags(write=False)
+        return parameters
+
+    def scores(
+        self, users: np.ndarray, *, fine_tune: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Scores of the catalogue.
+
+        Args:
+            users: `int64 [users]`.
+            fine_tune: whether each user first fine-tunes on its own data, as in the experiment's
+                evaluation.
+
+        Yields:
+            A block of the users, and `float32 [block, items]`.
+
+        Raises:
+            ExperimentError: the system has private parameters.
+        """
+        node = self._node
+        tuned = self.experiment.fine_tune_step()
+        untuned = Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0})
+        step = node.step(tuned if fine_tune else untuned)
+        if private := private_names(step, self.parameters):
+            raise ExperimentError(
+                f"systems with private parameters ({', '.join(private)}) cannot be attacked",
+                fix="--set step.private-parameters=[]",
+            )
+        scores_of = client_scorer(node, step, self._tensors, self.experiment.rounds)
+        for start in range(0, len(users), _BLOCK):
+            part = users[start : start + _BLOCK]
+            if isinstance(node.model, MetaMf):
+                scores = _generated_scores(node, self._tensors, part)
+            else:
+                scores = scores_of(part)
+            yield part, scores.cpu().numpy()
+
+    def lists(self, users: np.ndarray, length: int, *, as_shown: bool = False) -> np.ndarray:
+        """Recommendation lists, `int64 [users, length]`, best item first.
+
+        Args:
+            users: `int64 [users]`.
+            length: items in a list, at most those of the catalogue.
+            as_shown: whether to return the lists that users see: fine-tuned, and without items of
+                their real training rows.
+        """
+        population = self._node.population
+        codes = population.feature_codes(users)
+        # Users with equal features are made adjacent, because those of a block are scored once.
+        order = np.lexsort(np.concatenate(codes, axis=1).T) if codes else np.arange(len(users))
+        blocks = []
+        for part, scores in self.scores(users[order], fine_tune=as_shown):
+            if as_shown:
+                held_out = population.held_out(part, self.experiment.evaluation.held_out)
+                scores = np.where(held_out.known, -np.inf, scores)
+            best = best_items(torch.from_numpy(scores), min(length, scores.shape[1]))
+            blocks.append(best.numpy())
+        return np.concatenate(blocks)[np.argsort(order)]
+
+    def updates(self, users: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield descriptions of clients' uploads in one more round, `float32 [columns]`: norms of
+        row changes of tables and matrices, changes of vectors. Changed rows and their norms are
+        most informative; directions are omitted for brevity.
+
+        Args:
+            users: `int64 [users]`.
+        """
+        node = self._node
+        if isinstance(node.model, MetaMf):
+            for table in _generated_updates(node, self._tensors, users):
+                yield np.concatenate(list(table.values()))
+            return
+        step = node.step(self.experiment.step)
+        private = set(private_names(step, self.parameters))
+        names = [name for name in self.parameters if name not in private]
+        for user in users.tolist():
+            drawn = stream(self.experiment.seed, "client", user, self.experiment.rounds + 1)
+            delta = update_of(step, self._tensors, node.population.client(user), drawn).delta
+            parts = [
+                delta[name].norm(dim=-1).flatten() if delta[name].dim() > 1 else delta[name]
+                for name in names
+            ]
+            yield np.concatenate([part.cpu().numpy() for part in parts])
+
+    @cached_property
+    def _node(self) -> Node:
+        """Node with all clients of the attacked experiment."""
+        return Node(self.experiment, 0, 1, None)
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        copies = {name: value.copy() for name, value in self.parameters.items()}
+        return to_device(copies, self._node.device)
+
+
+def _generated_scores(node: Node, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
+    """Scores of the catalogue, `float32 [users, items]`, with each user's generated parameters."""
+    with torch.no_grad():
+        values, low = generate(parameters, torch.from_numpy(users.copy()).to(node.device), None)
+        return node.model.scores({**values, "item.low": low}, ())
+
+
+def _generated_updates(
+    node: Node, parameters: Mapping[str, Tensor], users: np.ndarray
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield each client's upload, by name: updates of its generated parameters."""
+    rows = node.population.interactions.num_items
+    round_ = node.experiment.rounds + 1
+    step = step_table(node.experiment.step)
+    for part in np.array_split(users, -(-len(users) // _BLOCK)):
+        clients = np.sort(part)
+        requests = requested_items(node, ItemQuery(round_, clients, "train", step))
+        with torch.no_grad():
+            values, low = generate(parameters, torch.from_numpy(requests.clients), requests)
+        sent = ClientArrays(
+            requests,
+            {name: value.numpy() for name, value in values.items()},
+            {"item.low": low.numpy()},
+        )
+        order = TrainOrder(round_, clients, step=step, each=True)
+        updates = train_each(node, sent.arrays(), order).updates
+        for client in part.tolist():
+            update = updates.take(np.searchsorted(clients, [client]))
+            tables = {name: np.zeros(rows, dtype=np.float32) for name in update.rows}
+            for name, gradient in update.rows.items():
+                tables[name][update.requests.items] = np.linalg.norm(gradient, axis=-1)
+            heads = {
+                n: v[0] if v.ndim < 3 else np.linalg.norm(v[0], axis=-1)
+                for n, v in update.values.items()
+            }
+            yield heads | tables
