@@ -99,7 +99,8 @@ SET_BY_NOBODY = {
     "_PerClientConfig": "optimiser",
     "PersonalNoise": "budget_seed",
     "PfedrecConfig": "embedding",
-    "PnbmConfig": "scale",
+    "PnbmConfig": "scale start",
+    "PnbmStepConfig": "learning_rate",
     "PoissonConfig": "cohort",
     "Policy": "least_noise most_epsilon most_evaluations most_rounds partition_id plugins"
     " reply_interval",

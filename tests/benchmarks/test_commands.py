@@ -135,15 +135,15 @@ def test_files_are_short_or_long_by_their_lines_of_code():
 def test_what_has_been_reached_is_kept():
     """Each number may only be lowered, down to its target."""
     reached = {
-        "source files": 311,
-        "source lines": 44_081,
-        "source public": 3392,
+        "source files": 237,
+        "source lines": 42_818,
+        "source public": 2956,
         "source short": 0,
         "source long": 0,
-        "tests files": 147,
-        "tests lines": 36_580,
+        "tests files": 141,
+        "tests lines": 35_844,
         "benchmarks files": 15,
-        "benchmarks lines": 1593,
+        "benchmarks lines": 1590,
         "Step": 12,
         "CohortStrategy": 11,
         "Model": 16,

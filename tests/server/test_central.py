@@ -116,7 +116,7 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
 def test_a_release_that_is_repeated_with_the_same_noise_is_charged_once(
     central, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(private_base, "clipped_gram", killed)
+    monkeypatch.setattr(private_base, "_clipped_gram", killed)
     table = central([GRAM])
     with pytest.raises(KeyboardInterrupt):
         runner.run(table, output=tmp_path / "run")
