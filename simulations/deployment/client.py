@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.device.node import read_own
+from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from fedrec.components.sections import override
 from fedrec.errors import EngineError, RunError, missing_file

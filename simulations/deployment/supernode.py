@@ -648,7 +648,7 @@ def _log_to_standard_error() -> None:
 
 def _read_before() -> None:
     """Read the node's data once for all messages; data errors are raised by each message."""
-    from clients.device.node import read_own
+    from clients.device.own_data import read_own
     from simulations.deployment.layout import CATALOGUE, DATA
 
     if DATA in os.environ:

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clients.device.node import read_own
+from clients.device.own_data import read_own
 from clients.device.policy import Policy, experiment_of, run_key
 from fedrec.components.sections import override
 from fedrec.data.download import unpack

@@ -18,7 +18,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from clients.app import app, node_of
-from clients.device.node import DeviceNode, read_own
+from clients.device.node import DeviceNode
+from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients
 from clients.node import Node
