@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SGD step of one parameter of all clients of a block."""
+"""Settings and steps of SGD, and SGD on all clients of a block by autograd."""
 
 from __future__ import annotations
 

@@ -161,6 +161,11 @@ def test_a_run_stops_before_the_round_that_would_exceed_the_budget(run_tiny, pai
     assert "the privacy budget is spent" in (result.folder / "log.txt").read_text()
 
 
+def test_noise_for_a_target_epsilon_covers_all_rounds_and_no_more(run_tiny):
+    result = run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP)
+    assert len(result.rounds) == 5 and 2.9 < result.rounds["epsilon"].iloc[-1] <= 3.0
+
+
 def test_a_repeated_charge_does_not_exceed_the_target_and_is_told(
     run_tiny, tmp_path, monkeypatch, capsys
 ):
@@ -204,6 +209,21 @@ def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, case):
         run_tiny(*settings, output="broken")
     result = runner.resume(tmp_path / "broken")
     assert_same_run(result, whole)
+
+
+def test_every_parameter_of_a_real_round_has_noise(run_tiny):
+    """With S = 1e-6 there is only noise: every coordinate moves, also those of items without
+    interactions."""
+    still = run_tiny(
+        "privacy={clip-norm=1e-6, noise-multiplier=0.0}", "rounds=1", *CHEAP, output="still"
+    )
+    noisy = run_tiny(
+        "privacy={clip-norm=1e-6, noise-multiplier=1e6}", "rounds=1", *CHEAP, output="noisy"
+    )
+    noise = np.concatenate(
+        [(noisy.parameters[n] - still.parameters[n]).ravel() for n in still.parameters]
+    )
+    assert noise.all() and abs(noise.std() / (2 / 6) - 1) < 5 / math.sqrt(2 * noise.size)
 
 
 # --- secure mode ----------------------------------------------------------------------------------
@@ -372,6 +392,24 @@ def test_without_noise_epsilon_is_infinite_everywhere(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.0}", *CHEAP)
     table = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert np.isinf(result.rounds["epsilon"]).all() and table["epsilon"] == "inf"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.ray
+def test_ray_and_serial_give_the_same_private_run(run_tiny, shared_engine):
+    ray, serial_run = (
+        run_tiny(
+            PRIVATE,
+            f"engine.name={name}",
+            "engine.nodes=2",
+            *CHEAP,
+            output=name,
+        )
+        for name in ("ray", "serial")
+    )
+    assert_close(ray.parameters, serial_run.parameters, rtol=1e-5, atol=1e-6)
+    assert ray.rounds["epsilon"].tolist() == serial_run.rounds["epsilon"].tolist()
 
 
 LOST = {

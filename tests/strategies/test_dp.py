@@ -22,7 +22,7 @@ from dp_checks import (
     order_of,
     update,
 )
-from flwr.app import Message
+from flwr.app import Error, Message
 from scipy.stats import chi, gamma, kstest
 
 from fedrec.errors import ExperimentError
@@ -289,6 +289,19 @@ def test_answers_that_were_not_asked_for_count_as_zero(placement):
         ]
         results.append(federation.applied(replies + (more if bad else [])))
     assert np.array_equal(flat(results[0]), flat(results[1]))
+
+
+@pytest.mark.parametrize("nodes", [CLIENTS, 3])
+def test_a_failed_node_counts_as_zero(nodes):
+    federation = Federation(nodes=nodes, noise_multiplier=0.0)
+    one, *others = federation.configured()
+    replies = [federation.answer(message, honest()) for message in others]
+    released = federation.applied([Message(Error(2, "gone"), reply_to=one), *replies])
+    lost = order_of(one).clients.tolist()
+    expected = Federation(noise_multiplier=0.0).play(
+        {**honest(), **dict.fromkeys(lost, update(0.0))}
+    )
+    np.testing.assert_allclose(flat(released), flat(expected), rtol=1e-5, atol=1e-6)
 
 
 # --- noise of clients

@@ -2,10 +2,13 @@
 """Least squares, transitions and fold-in from sums over clients."""
 
 import copy
+import json
+import math
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 import fedrec
 from clients.blocks import to_device, update_of
@@ -336,6 +339,23 @@ def test_without_noise_scores_are_those_of_the_centralised_system(
     learned = result.parameters["item.learned"]
     assert learned.any() and (learned[:, -1] != 0).sum() == 12, "of the chosen items alone"
     assert not result.parameters["item.products"].any(), "products are no state"
+
+
+def test_both_releases_cost_epsilon_and_sqrt_2_clip_norms(run_fold_in):
+    """Gaussian releases compose to one with mu^2 = sum of 1 / z^2, by one ledger."""
+    result = run_fold_in(PRIVATE)
+    plans = PhasePlans.before_a_run(result.experiment, np.arange(18)).plans
+    for plan, clip in ((plans["popularity"], 2.0), (plans["main"], 3.0)):
+        assert plan.sensitivity == pytest.approx(math.sqrt(2) * clip)
+        assert plan.noise_scale == pytest.approx(plan.noise_multiplier * plan.sensitivity)
+    lines = (result.folder / "privacy.jsonl").read_text().splitlines()
+    charged = [json.loads(line)["event"] for line in lines]
+    assert [event["phase"] for event in charged] == ["popularity", "main"]
+    assert charged[0]["noise_multiplier"] == pytest.approx(2 * charged[1]["noise_multiplier"])
+    mu = math.sqrt(sum(event["noise_multiplier"] ** -2 for event in charged))
+    delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
+    assert delta == pytest.approx(1e-5, rel=0.02)
+    assert 2.99 < result.rounds["epsilon"].iloc[-1] <= 3.0
 
 
 @pytest.mark.slow

@@ -129,6 +129,14 @@ def test_noise_that_is_calibrated_for_all_clients_is_accepted(tiny_experiment, s
         assert not refused(experiment, phase, plans[phase.name].protection(NAMES))
 
 
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0])
+def test_a_noise_scale_that_is_no_number_is_refused(tiny_experiment, scale):
+    privacy = "privacy={clip-norm=0.1, noise-multiplier=1.5, placement='local'}"
+    experiment = load(tiny_experiment(), [privacy])
+    (phase,) = phases_of(experiment)
+    assert refused(experiment, phase, Protection(0.1, 2, NAMES, scale))
+
+
 # Two nodes whose users' data differ answer an order alike wherever their users have protection: in
 # type, names, shapes, size, counts and error text. All that differs are the numbers that have noise
 # or masks. When an answer leaves is tested in `test_policy.py`.

@@ -186,6 +186,12 @@ def ratings(random):
         yield np.stack([scaled(own, (1.0, 5.0)), np.ones(SIZE)]) * (own > 0)
 
 
+def updates(random):
+    """Vectors with signs."""
+    yield from (np.eye(SIZE)[0] * 9, -np.eye(SIZE)[0] * 9, np.ones(SIZE), -np.ones(SIZE))
+    yield from random.standard_normal((10, SIZE))
+
+
 def largest_move(kind, order=2):
     clip = Clip(3.0, order)
     clipped = [clip({"x": one})["x"].ravel() for one in kind(np.random.default_rng(4))]
@@ -200,6 +206,11 @@ def test_without_signs_an_exchange_moves_the_sum_by_sqrt_2_of_the_clip_norm_and_
     assert largest_move(kind) == pytest.approx(bound, rel=1e-5), (
         "the bound is reached, so nothing smaller would do"
     )
+
+
+def test_signed_updates_do_not_get_it():
+    assert largest_move(updates) == pytest.approx(6.0, rel=1e-5)
+    assert Clip(3.0).sensitivity("replace-one") == 6.0
 
 
 def test_in_the_l1_norm_nothing_is_gained():
