@@ -39,14 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contestants.shipped import (  # noqa: E402
-    apart,
-    initial,
-    node_of,
-    orders,
-    section_of,
-    trained,
-)
+from benchmarks.contestants.shipped import apart, initial, node_of, orders, section_of, trained  # noqa: E402
 from benchmarks.processes import finished  # noqa: E402
 from clients.step import Step  # noqa: E402
 from fedrec.experiment.schema import load, shipped_experiments  # noqa: E402

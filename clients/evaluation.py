@@ -276,11 +276,7 @@ def _fine_tuned(
 
 
 def _rated(
-    node: Node,
-    step: Step,
-    parameters: dict[str, Tensor],
-    clients: np.ndarray,
-    order: EvaluateOrder,
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, order: EvaluateOrder
 ) -> Evaluated:
     part = _part(node, order)
     rows: list[dict[str, float]] = [{} for _ in clients]

@@ -45,14 +45,7 @@ from record_results import printed, record, study_of  # noqa: E402
 from fedrec.components.registry import KINDS  # noqa: E402
 from fedrec.experiment.schema import shipped_experiments  # noqa: E402
 from fedrec.report.inputs import budgets_line, inputs_line  # noqa: E402
-from simulations.reproduce.recorded import (  # noqa: E402
-    Number,
-    Recorded,
-    command,
-    decimal,
-    recorded,
-    studies,
-)
+from simulations.reproduce.recorded import Number, Recorded, command, decimal, recorded, studies  # noqa: E402
 
 _TABLE = re.compile(r"(<!-- results (\S+)(.*?) -->\n).*?(<!-- end -->)", re.S)
 _NUMBER = re.compile(r"(<!-- r ([^;]+); (.+?); (.+?)( ±)? -->).*?(<!-- /r -->)")

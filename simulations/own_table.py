@@ -48,13 +48,7 @@ from fedrec.runs.ids import runs_directory, stamp
 from fedrec.runtime.files import require_new_folder, write_atomically
 from server.callbacks import Callback
 from simulations.runner import run
-from simulations.table_facts import (
-    Signal,
-    TableFacts,
-    has_private_parts,
-    signal_of,
-    threshold_of,
-)
+from simulations.table_facts import Signal, TableFacts, has_private_parts, signal_of, threshold_of
 
 _NO_FEATURES = (
     "no user or item features: the system learns from interactions only; models that represent"
@@ -543,11 +537,7 @@ def _best(table: Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, str]
     everybody = {"held-out": "validation", "every": 1, "users": MOST_ROWS}
     result = _result(_trial(table, overrides, {**everybody, "baselines": ["ials"]}))
     popularity, linear = result.rounds[_METRIC]
-    scores = {
-        "linear": linear,
-        "als": result.baselines["ials"][_METRIC],
-        "popularity": popularity,
-    }
+    scores = {"linear": linear, "als": result.baselines["ials"][_METRIC], "popularity": popularity}
     best = max(scores, key=lambda name: scores[name])
     others = (f"{TITLES[name]} {score:.4f}" for name, score in scores.items() if name != best)
     return best, (

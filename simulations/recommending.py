@@ -117,9 +117,7 @@ def recommend(
     """
     if k < 1:
         raise ExperimentError(
-            "nothing to recommend",
-            got=str(k),
-            fix="set k to at least 1: --top 10",
+            "nothing to recommend", got=str(k), fix="set k to at least 1: --top 10"
         )
     more = None if history is None else _read_history(history, result.experiment)
     old_items = 0

@@ -26,12 +26,7 @@ import torch
 from pydantic import Field
 
 from clients.step import PrivateParameters, Train
-from clients.steps.descent import (
-    DescentConfig,
-    DescentStep,
-    check_patterns,
-    rates_by_name,
-)
+from clients.steps.descent import DescentConfig, DescentStep, check_patterns, rates_by_name
 from fedrec.config import fits
 from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRec, PrivRecProfile

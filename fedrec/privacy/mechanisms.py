@@ -130,8 +130,7 @@ def add_noise(
         exact = np.asarray(array, dtype=np.float64)
         if not np.isfinite(exact).all():
             raise ExperimentError(
-                f"{name!r} contains NaN or infinity",
-                fix="clip updates before they are added",
+                f"{name!r} contains NaN or infinity", fix="clip updates before they are added"
             )
         if scale:
             drawn = mechanism.draw(name, exact.size, memory, source, *address)

@@ -212,12 +212,7 @@ def default_delta(clients: int) -> float:
 
 
 def least_client_noise(
-    config: PrivacyConfig,
-    clip: Clip,
-    mix: Mix,
-    *,
-    factor: float = 1.0,
-    cohort: float | None = None,
+    config: PrivacyConfig, clip: Clip, mix: Mix, *, factor: float = 1.0, cohort: float | None = None
 ) -> float:
     """A lower bound on the scale of the noise that each client adds, without knowledge of the
     number of clients (N).

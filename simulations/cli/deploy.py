@@ -75,8 +75,7 @@ def _up(deployment: Folder) -> None:
     absent = len(deployment.numbers) - here
     if deployment.settings.local_nodes and absent:
         typer.echo(
-            f"{absent} nodes have no data.csv in their folder and are not started here",
-            err=True,
+            f"{absent} nodes have no data.csv in their folder and are not started here", err=True
         )
 
 

@@ -405,11 +405,7 @@ def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
 
 
 def run_study(
-    folder: Path,
-    jobs: Sequence[TaskJob],
-    *,
-    workers: int = 1,
-    name: str | None = None,
+    folder: Path, jobs: Sequence[TaskJob], *, workers: int = 1, name: str | None = None
 ) -> dict[str, str]:
     """Run the remaining jobs of a study.
 

@@ -41,13 +41,7 @@ from server.checkpoint import Checkpoints, State
 from server.evaluation import ending
 from simulations.studies.declaration import Job
 from simulations.studies.runs import damaged, execute, open_folder, read_part, run_once
-from simulations.studies.search import (
-    ChoiceCost,
-    Point,
-    SweepPlan,
-    overrides,
-    toml_value,
-)
+from simulations.studies.search import ChoiceCost, Point, SweepPlan, overrides, toml_value
 
 SWEEP = "sweep.json"
 CHOSEN = "chosen"

@@ -136,14 +136,14 @@ def test_what_has_been_reached_is_kept():
     """Each number may only be lowered, down to its target."""
     reached = {
         "source files": 238,
-        "source lines": 42_830,
+        "source lines": 42_785,
         "source public": 2957,
         "source short": 0,
         "source long": 0,
         "tests files": 141,
-        "tests lines": 35_924,
+        "tests lines": 35_850,
         "benchmarks files": 15,
-        "benchmarks lines": 1590,
+        "benchmarks lines": 1583,
         "Step": 12,
         "CohortStrategy": 11,
         "Model": 16,

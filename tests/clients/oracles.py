@@ -31,11 +31,7 @@ from fedrec.training.sgd import SgdSettings
 
 
 def labelled(
-    data: ClientData,
-    schema: Schema,
-    negatives: int,
-    low_rated: str,
-    random: np.random.Generator,
+    data: ClientData, schema: Schema, negatives: int, low_rated: str, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Items and labels, drawn by numpy."""
     items = data.items
@@ -283,9 +279,7 @@ class DpVae(OneByOne, vae.DpVae):
         bound = self.bound(gradients, data.client)
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, data.client, random)
         return Update(
-            self.shaped(uploaded, parameters),
-            1,
-            loss if self.config.mode == "paper" else math.nan,
+            self.shaped(uploaded, parameters), 1, loss if self.config.mode == "paper" else math.nan
         )
 
     def gradients(self, parameters, data, random):

@@ -37,10 +37,7 @@ SETTINGS = {
     "plain": {},
     "weight-decay": {"weight_decay": 0.1},
     "proximal": {"proximal_mu": 0.7},
-    "everything": {
-        "weight_decay": 0.05,
-        "proximal_mu": 0.3,
-    },
+    "everything": {"weight_decay": 0.05, "proximal_mu": 0.3},
     "low-rated": {"low_rated": "negative"},
     "rates": {"rates": {"item.id": 30.0, "user.gender": 0.0, "layer0.*": 0.5, "layer1.bias": 2.0}},
     "late-table": {"late_parameters": ["item.id"], "rates": {"item.id": 20.0}},

@@ -201,10 +201,7 @@ STEPS = {
     "plain": SGD,
     "everything": [*SGD, "step.weight-decay=0.05", "step.proximal-mu=0.3"],
     "late": [*SGD, "step.late-parameters=['item.*']"],
-    "vae": [
-        "model={name='vae', hidden=8, latent=3}",
-        "step={name='vae', learning-rate=0.2}",
-    ],
+    "vae": ["model={name='vae', hidden=8, latent=3}", "step={name='vae', learning-rate=0.2}"],
 }
 
 

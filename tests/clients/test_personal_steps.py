@@ -161,12 +161,7 @@ def test_noise_is_on_every_number_that_is_sent_and_has_its_scale(local):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"clip-norm": 1e6},
-        {"clip-norm": 0.02, "noise": 0.1},
-    ],
-    ids=["plain", "noise"],
+    "settings", [{"clip-norm": 1e6}, {"clip-norm": 0.02, "noise": 0.1}], ids=["plain", "noise"]
 )
 def test_a_client_learns_in_company_what_it_learns_alone(tiny_experiment, settings):
     """Clients of different sizes, some with more likes than slots, one without likes."""

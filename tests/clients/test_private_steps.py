@@ -180,10 +180,7 @@ def test_private_parameters_go_down_their_own_gradient(made, given, monkeypatch)
     monkeypatch.setattr("clients.steps.dpsgd._BATCH", 1000)
     data, parameters = given
     update = update_of(
-        step_of(made, upload=False, epochs=3, private_rate=0.2),
-        parameters,
-        data,
-        stream(0, "z"),
+        step_of(made, upload=False, epochs=3, private_rate=0.2), parameters, data, stream(0, "z")
     )
     items, labels = oracles.labelled(data, made.model.schema, 4, "ignore", stream(0, "z"))
     own = {name: value.clone() for name, value in parameters.items()}
@@ -332,11 +329,7 @@ def test_noise_has_the_users_own_scale_on_every_coordinate(vae_node, mode):
 
 def test_a_sound_upload_reveals_only_the_noisy_mean_of_dpvae_step(vae_node):
     parameters, data = vae_node.initial(), vae_node.population.client(3)
-    step = DpVae(
-        dpvae_of(vae_node).config,
-        vae_node.model,
-        vae_node.device,
-    )
+    step = DpVae(dpvae_of(vae_node).config, vae_node.model, vae_node.device)
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
     one, other = (update_of(step, parameters, own, stream(0, "y")) for own in (data, empty))
     assert one.examples == other.examples and math.isnan(one.loss) and math.isnan(other.loss)

@@ -340,9 +340,7 @@ def test_noise_of_clients_on_products_is_the_symmetric_part_of_noise_on_squares(
     order = TrainOrder(1, statistics_node.training, protection=protection)
     reply = train_clients(statistics_node, arrays, order)
     clipped = train_clients(
-        statistics_node,
-        arrays,
-        replace(order, protection=replace(protection, noise_scale=0.0)),
+        statistics_node, arrays, replace(order, protection=replace(protection, noise_scale=0.0))
     )
     noise = {name: np.zeros(arrays[name].shape) for name in names}
     for client in statistics_node.training.tolist():
@@ -365,10 +363,7 @@ def test_noise_of_clients_on_products_is_the_symmetric_part_of_noise_on_squares(
 
 
 def test_each_update_is_the_reference(statistics_node, parameters):
-    outcome, expected = (
-        whole(statistics_node, parameters),
-        updates(statistics_node, parameters),
-    )
+    outcome, expected = (whole(statistics_node, parameters), updates(statistics_node, parameters))
     assert list(outcome.block.examples) == [one.examples for one in expected]
     assert np.isnan(outcome.losses()).all()
     for place, one in enumerate(expected):
@@ -390,10 +385,7 @@ def test_norms_are_those_of_the_updates(statistics_node, parameters, order, name
 
 
 def test_sums_are_weighted_by_the_shares(statistics_node, parameters):
-    outcome, expected = (
-        whole(statistics_node, parameters),
-        updates(statistics_node, parameters),
-    )
+    outcome, expected = (whole(statistics_node, parameters), updates(statistics_node, parameters))
     shares = torch.rand(len(expected), generator=torch_stream(2, "shares")).double()
     shares[0] = 0.0
     totals = {name: torch.zeros(v.shape).double() for name, v in parameters.items()}

@@ -399,13 +399,7 @@ def test_without_noise_epsilon_is_infinite_everywhere(run_tiny):
 @pytest.mark.ray
 def test_ray_and_serial_give_the_same_private_run(run_tiny, shared_engine):
     ray, serial_run = (
-        run_tiny(
-            PRIVATE,
-            f"engine.name={name}",
-            "engine.nodes=2",
-            *CHEAP,
-            output=name,
-        )
+        run_tiny(PRIVATE, f"engine.name={name}", "engine.nodes=2", *CHEAP, output=name)
         for name in ("ray", "serial")
     )
     assert_close(ray.parameters, serial_run.parameters, rtol=1e-5, atol=1e-6)

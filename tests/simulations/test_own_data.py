@@ -22,13 +22,7 @@ from fedrec.experiment.schema import Experiment, load
 from fedrec.report.comparison import compare
 from fedrec.report.summary import result_lines
 from fedrec.runs.folder import Result
-from simulations.own_table import (
-    LINEAR,
-    TITLES,
-    OwnTable,
-    _fold_in_system,
-    try_table,
-)
+from simulations.own_table import LINEAR, TITLES, OwnTable, _fold_in_system, try_table
 from simulations.runner import run
 from simulations.table_facts import signal_of
 
@@ -160,8 +154,7 @@ def test_texts_baselines_and_signal_follow_the_given_epsilon_and_number_of_items
 
 
 @pytest.mark.parametrize(
-    ("split", "users"),
-    [("test-users=0.5", 24), ("validation-users=0.3", 30), ("name='ratio'", 60)],
+    ("split", "users"), [("test-users=0.5", 24), ("validation-users=0.3", 30), ("name='ratio'", 60)]
 )
 def test_the_signal_is_of_the_users_that_the_given_split_trains(tmp_path, capsys, split, users):
     private(tmp_path, 50.0, overrides=[f"split.{split}"])

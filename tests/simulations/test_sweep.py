@@ -23,15 +23,7 @@ from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import total_of
 from fedrec.runs.folder import Result, RunFolder, locked
 from simulations import runner
-from simulations.studies.search import (
-    Choice,
-    Range,
-    _drawn,
-    _space_of,
-    grid,
-    overrides,
-    plan_of,
-)
+from simulations.studies.search import Choice, Range, _drawn, _space_of, grid, overrides, plan_of
 from simulations.studies.sweep import SweepFolder, _best, sweep, with_sweeps
 
 # Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test users.

@@ -134,11 +134,7 @@ class PrivateBaseline(Baseline):
         for kind in kinds:
             privacy = self.config.privacy(kind.clip_norm)
             plans[kind.name] = Plan.of(
-                privacy,
-                *sampling,
-                factor=kind.factor,
-                mix=mix,
-                contributions=kind.contributions,
+                privacy, *sampling, factor=kind.factor, mix=mix, contributions=kind.contributions
             )
         return plans
 

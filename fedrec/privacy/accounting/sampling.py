@@ -241,8 +241,5 @@ def of_sampler(
 
 def _wrong_cohort(expected: str, got: float) -> ExperimentError:
     return ExperimentError(
-        "invalid cohort size",
-        expected=expected,
-        got=f"{got:g}",
-        fix="change sampler.cohort",
+        "invalid cohort size", expected=expected, got=f"{got:g}", fix="change sampler.cohort"
     )

@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.neighbours import (
-    NeighbourConfig,
-    _nearest_rows,
-    _row_similarities,
-)
+from fedrec.baselines.neighbours import NeighbourConfig, _nearest_rows, _row_similarities
 from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines

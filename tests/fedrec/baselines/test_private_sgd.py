@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private.sgd import (
-    DpAe,
-    _chosen_clip,
-    _OuterGradients,
-)
+from fedrec.baselines.private.sgd import DpAe, _chosen_clip, _OuterGradients
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate

@@ -17,9 +17,7 @@ from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import load
 from fedrec.perturb import targeted
-from fedrec.perturb.targeted import (
-    TargetedConfig,
-)
+from fedrec.perturb.targeted import TargetedConfig
 
 # The mechanisms follow the equations: frequencies of all outcomes against their probabilities.
 

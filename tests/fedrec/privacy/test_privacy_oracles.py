@@ -283,9 +283,9 @@ MECHANISMS = ("gaussian", "laplace", "banded")
 def drawn(random):
     """The settings of a random run: its table and its phases' samplers."""
     mechanism = str(random.choice(MECHANISMS))
-    table = {"name": mechanism} | {
-        "banded": {"bands": int(random.integers(1, 6))},
-    }.get(mechanism, {})
+    table = {"name": mechanism} | {"banded": {"bands": int(random.integers(1, 6))}}.get(
+        mechanism, {}
+    )
     placement = str(random.choice(["central", "distributed", "local"]))
     return {
         "mechanism": table,

@@ -195,9 +195,7 @@ def correlated(draw):
 
 
 events = st.one_of(
-    releases(),
-    correlated(),
-    st.builds(NonPrivate, st.text(max_size=20), st.just("ssl")),
+    releases(), correlated(), st.builds(NonPrivate, st.text(max_size=20), st.just("ssl"))
 )
 
 

@@ -11,13 +11,7 @@ from torch import nn
 
 from fedrec.data.interactions import FeatureTable, Schema
 from fedrec.models.mf import Mf, MfConfig
-from fedrec.nn.layers import (
-    gather_rows,
-    mean_rows,
-    perceptron,
-    row_shares,
-    weighted_cross_entropy,
-)
+from fedrec.nn.layers import gather_rows, mean_rows, perceptron, row_shares, weighted_cross_entropy
 from fedrec.training.block import Batches, Block, _numbered
 from fedrec.training.recorded_steps import run_steps
 from fedrec.training.sgd import SgdSettings, descend

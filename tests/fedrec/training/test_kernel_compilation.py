@@ -124,10 +124,7 @@ def test_a_process_is_started_only_for_what_is_not_cached(monkeypatch, cached):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "file", "name"),
-    [
-        ("privrec-synthetic", "steps", "train_clients"),
-        ("fedrap-ml1m", "steps", "train_additive"),
-    ],
+    [("privrec-synthetic", "steps", "train_clients"), ("fedrap-ml1m", "steps", "train_additive")],
 )
 def test_rounds_need_no_more_than_is_compiled_ahead(tmp_path, experiment, file, name):
     compile_kernel(name)
