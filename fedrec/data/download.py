@@ -71,7 +71,10 @@ def unpack(path: Path, folder: Path) -> None:
         else:
             with tarfile.open(path) as archive:
                 _check_members(path, ((m.name, m.isfile() or m.isdir(), m.size) for m in archive))
-                archive.extractall(folder, filter="data")
+                # Python before 3.11.4 has no filter; the members are checked above
+                if hasattr(tarfile, "data_filter"):
+                    archive.extraction_filter = tarfile.data_filter
+                archive.extractall(folder)
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno not in _OF_ARCHIVE:
             raise
