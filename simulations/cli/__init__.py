@@ -45,8 +45,8 @@ _GROUPS = {
     },
     "Privacy": {
         "privacy": ("privacy:app", "Compute epsilons and noise, and explain guarantees."),
-        "attack": ("privacy:attack_app", "Run membership and attribute inference attacks."),
-        "audit": ("privacy:audit", "Test the privacy claim of an experiment with canary clients."),
+        "attack": ("attacks:app", "Run membership and attribute inference attacks."),
+        "audit": ("attacks:audit", "Test the privacy claim of an experiment with canary clients."),
     },
     "Deployment": {
         "deploy": ("deploy:app", "Deploy on real clients: create, start, run experiments, stop."),
