@@ -104,12 +104,19 @@ class OwnTable:
             DataError: see `recognise`; or no user has two different items.
         """
 
+        given = read({}, overrides)
+        settings = self._at_the_given_epsilon(given)
+        return settings._resolved(path, overrides, given, quiet=quiet)
+
+    def _resolved(
+        self, path: Path, overrides: Sequence[str], given: Mapping[str, Any], *, quiet: bool
+    ) -> Experiment:
+        """See `experiment`; `given` is the table of the overrides."""
+
         def tell(lines: Iterable[str]) -> None:
             for line in () if quiet else lines:
                 print(f"  {line}", file=sys.stderr)
 
-        given = read({}, overrides)
-        self = self._at_the_given_epsilon(given)
         self._check()
         table = self._recognised(path, given)
         if not quiet:

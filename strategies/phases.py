@@ -301,7 +301,7 @@ class _Averaging(CohortStrategy):
 
 
 class MeansStart(_FirstRound):
-    """Start from item means: sums ratings in the first round, see `_FirstRound`.
+    """Start from item means: sums ratings in the first round.
 
     Raises:
         ExperimentError: the step of the first round has a different rating scale.
@@ -377,7 +377,7 @@ class _Counting(CohortStrategy):
 
 
 class PopularityStart(_FirstRound):
-    """Start from popularity: counts likes in the first round, see `_FirstRound`."""
+    """Start from popularity: counts likes in the first round."""
 
     name = "popularity-start"
     Config = PopularityStartConfig
@@ -437,7 +437,7 @@ class _Starting(ProductsStrategy):
 
 
 class GramStart(_FirstRound):
-    """Start from the Gram matrix: sums products in the first round, see `_FirstRound`."""
+    """Start from the Gram matrix: sums products in the first round."""
 
     name = "gram-start"
     Config = GramStartConfig

@@ -131,7 +131,7 @@ class _SequenceObjective:
             member for member in block.members[:active] if isinstance(member, _SequenceBatches)
         ]
         if len(members) != active:
-            raise TypeError("Expected _SequenceBatches.")
+            raise TypeError("Expected batches of sequences.")
         drawn = members[0].drawn
         items = block.items[step, :active]
         counts = (block.sizes[step, :active] - drawn - 1)[:, None]

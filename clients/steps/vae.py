@@ -88,7 +88,7 @@ class _HistoryBlock(Block):
         and of random numbers."""
         members = [batch for batch in batches if isinstance(batch, _HistoryBatches)]
         if model is None or len(members) != len(batches):
-            raise TypeError("Expected _HistoryBatches and the model that they are for.")
+            raise TypeError("Expected batches of histories and the model that they are for.")
         items = model.schema.num_items
         latent = model.config.latent
         histories = np.zeros((len(members), items), dtype=np.float32)
@@ -255,7 +255,7 @@ class VaeStep(_HistoryStep):
         """Train every client of a block, by one backward pass."""
         config = self.config
         if not isinstance(block, _HistoryBlock):
-            raise TypeError(f"Expected a _HistoryBlock, got {type(block).__name__}.")
+            raise TypeError(f"Expected a block of histories, got {type(block).__name__}.")
         recorder = Recorder()
         trains = block.histories.any(1) & bool(config.epochs)
         log_chances, distances = block.parts(self.model, parameters, recorder)
@@ -326,7 +326,7 @@ class DpVae(_HistoryStep, OwnNoiseStep):
     ) -> BlockUpdate:
         """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, _HistoryBlock):
-            raise TypeError(f"Expected a _HistoryBlock, got {type(block).__name__}.")
+            raise TypeError(f"Expected a block of histories, got {type(block).__name__}.")
         recorder = Recorder()
         losses, real = self._losses(parameters, block, recorder)
         gradients = recorder.gradients(losses)

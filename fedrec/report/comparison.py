@@ -482,6 +482,7 @@ def compare(
 def system_users(result: Result) -> dict[str, pd.DataFrame]:
     """Per-user metrics of each system of a run, by label: the federated one first, if any."""
     federated = {marked(result.experiment): result.users} if result.experiment.federated else {}
+    # the last one keeps its table from a baseline of the same label
     return {**federated, **result.baseline_users, **federated}
 
 

@@ -610,9 +610,8 @@ class Ledger:
             )
         table = {"round": round_number, "count": 1, "event": to_record(event)}
         line = json.dumps(table, allow_nan=False)
-        self._count(
-            Charge(round_number, event)
-        )  # rejects events that cannot be added, before anything is written
+        # rejects events that cannot be added, before anything is written
+        self._count(Charge(round_number, event))
         written = line.encode() + b"\n"
         wanted = "a charge on disk before the release"
         append_durably(self.path, written, end=self._size, expected=wanted)

@@ -423,7 +423,7 @@ def _groups_table(name: str, means: pd.DataFrame) -> PageTable:
 def _metric_cells(values: Mapping[str, float], columns: Iterable[str]) -> list[_Cell]:
     """Mean of each metric; a dash if it is missing."""
     means = (values.get(column, np.nan) for column in columns)
-    return [_Cell("-" if mean != mean else f"{mean:.4f}") for mean in means]
+    return [_Cell("-" if np.isnan(mean) else f"{mean:.4f}") for mean in means]
 
 
 def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
