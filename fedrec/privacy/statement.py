@@ -265,26 +265,8 @@ _WORDS = {
     "add-remove": ("a user's taking part", "whether a user took part", "without one's data"),
 }
 """For each adjacency: the protected unit, the attacker's guess, and the neighbour."""
-_STRENGTHS = (
-    (1, "strong", "That is a strong guarantee."),
-    (
-        3,
-        "moderate",
-        "That is a moderate guarantee: the worst attack does far better than chance, and is still"
-        " often wrong.",
-    ),
-    (
-        10,
-        "weak",
-        "That is a weak guarantee: it does not rule out an attack that is nearly always right.",
-    ),
-    (
-        math.inf,
-        "very weak",
-        "This is practically no guarantee: an attack may succeed almost every time.",
-    ),
-)
-"""Levels of strength: largest epsilon, word and sentence."""
+_STRENGTHS = {1: "strong", 3: "moderate", 10: "weak", math.inf: "very weak"}
+"""Words for a guarantee, by the largest epsilon."""
 
 
 def sentence(report: Report, adjacency: Adjacency) -> str:
@@ -296,9 +278,10 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
     ceiling = attack_ceiling(report.epsilon, report.delta)
     # a share that rounds to 100 % is not called a bound
     share = f"at most {ceiling:.1%}" if ceiling < 0.9995 else "up to practically all"
+    strength = next(word for most, word in _STRENGTHS.items() if report.epsilon <= most)
     return (
         f"epsilon {report.epsilon:.4g} at delta {report.delta:g} for {unit} ({adjacency}) is"
-        f" {_strength(report.epsilon)[0]}: an attacker who guesses {question} is right {share} of"
+        f" {strength}: an attacker who guesses {question} is right {share} of"
         " the time (chance: 50%)."
     )
 
@@ -317,25 +300,15 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
             " odds of a single outcome may change by more, with a probability that can exceed"
             " delta."
         )
-        texts.append(_strength(report.epsilon)[1])
     if report.attack is not None and math.isfinite(report.epsilon):
-        proven = f"{report.epsilon:.4g}"
-        reached = f"{report.attack:.4g}"
         texts.append(
-            f"The true epsilon is {proven}, to four digits: the proven bound and what the noise"
-            " gives away to an observer who knows all else, both computed, agree."
-            if proven == reached
-            else f"The true epsilon lies between {reached} and {proven}, both computed from the"
-            " noise: the former is what an observer who knows all else gets, the latter is proven."
+            f"The true epsilon lies between {report.attack:.4g}, what the noise gives away to an"
+            f" observer who knows all else, and {report.epsilon:.4g}, which is proven. Neither"
+            " tests the code of the run, which an audit does (`fedrec audit`)."
         )
-        texts.append("Neither tests the code of the run, which an audit does (`fedrec audit`).")
     if len(report.phases) > 1:
         texts += [f"Phase {phase} alone: epsilon {e:.4g}." for phase, e in report.phases.items()]
     return [*texts, f"Method: {report.method}.", *report.caveats]
-
-
-def _strength(epsilon: float) -> tuple[str, str]:
-    return next((word, text) for most, word, text in _STRENGTHS if epsilon <= most)
 
 
 # Systems whose paper states an epsilon: that epsilon, and the exact cost of the noise schedule.

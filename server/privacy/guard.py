@@ -529,7 +529,7 @@ class Guard(RunExtension):
 
     @property
     def _charges(self) -> int:
-        return sum(charge.count for charge in self.ledger.charges)
+        return len(self.ledger.charges)
 
     def _check_charges(self, charges: int, spent: float = 0.0) -> None:
         """Check that the ledger has all known charges of the run.

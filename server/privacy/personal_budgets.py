@@ -23,7 +23,6 @@ from fedrec.components import registry
 from fedrec.data.population import check_declared_categories, check_independent_clients
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phases_of
-from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import append_durably, write_atomically
@@ -38,32 +37,12 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> _Person
 
     Raises:
         ExperimentError: cohorts are drawn from the operating system and so cannot be counted, or
-            some rounds have another step or sampler.
+            the strategy has phases, whose uploads have another cost.
     """
-    settings = run.experiment.settings(registry.STEP)
+    experiment = run.experiment
+    settings = experiment.settings(registry.STEP)
     if not isinstance(settings, PersonalNoise):
         return None
-    check_no_phases(run.experiment)
-    if settings.mode == "sound":
-        what = f"step {run.experiment.step.name}"
-        check_independent_clients(run.experiment, "replace-one", what)
-        check_declared_categories(run.experiment, what)
-    if run.experiment.hides_cohorts:
-        raise ExperimentError(
-            "uploads of single users cannot be counted where cohorts are secret",
-            fix="leave out [privacy] and set step.noise = 'secure'",
-        )
-    return _PersonalAccounts(
-        run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients
-    )
-
-
-def check_no_phases(experiment: Experiment) -> None:
-    """Check that users upload only by the experiment's step, whose cost is known.
-
-    Raises:
-        ExperimentError: its strategy has phases.
-    """
     phases = phases_of(experiment)
     if len(phases) > 1:
         raise ExperimentError(
@@ -71,6 +50,18 @@ def check_no_phases(experiment: Experiment) -> None:
             got=f"{experiment.strategy.name!r} with {', '.join(phase.name for phase in phases)}",
             fix="set strategy.name = 'reptile', or choose a step without users' own noise",
         )
+    if settings.mode == "sound":
+        what = f"step {experiment.step.name}"
+        check_independent_clients(experiment, "replace-one", what)
+        check_declared_categories(experiment, what)
+    if experiment.hides_cohorts:
+        raise ExperimentError(
+            "uploads of single users cannot be counted where cohorts are secret",
+            fix="leave out [privacy] and set step.noise = 'secure'",
+        )
+    return _PersonalAccounts(
+        run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients
+    )
 
 
 class _PersonalAccounts(RunExtension):

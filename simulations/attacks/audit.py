@@ -336,7 +336,7 @@ def _charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privac
     """
     accountant = Accountant(plan.config.backend)
     for charge in charges:
-        accountant.step(charge.event, charge.count)
+        accountant.step(charge.event)
     mechanism = plan.mechanism
     correlated = any(isinstance(charge.event, CorrelatedRounds) for charge in charges)
     multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)

@@ -547,12 +547,10 @@ class Charge:
     Attributes:
         round_number: the round that was charged; the same number may occur more than once.
         event: what was released.
-        count: how often.
     """
 
     round_number: int
     event: Event
-    count: int = 1
 
 
 class Ledger:
@@ -608,7 +606,7 @@ class Ledger:
                 got=f"1 more of {to_record(event)}",
                 fix="nothing was released; raise privacy.budget or privacy.epsilon in a new run",
             )
-        table = {"round": round_number, "count": 1, "event": to_record(event)}
+        table = {"round": round_number, "event": to_record(event)}
         line = json.dumps(table, allow_nan=False)
         # rejects events that cannot be added, before anything is written
         self._count(Charge(round_number, event))
@@ -629,7 +627,7 @@ class Ledger:
         return self.accountant.would_exceed(event, self.budget, self.delta)
 
     def _count(self, charge: Charge) -> None:
-        self.accountant.step(charge.event, charge.count)
+        self.accountant.step(charge.event)
         self.charges.append(charge)
 
 
@@ -656,7 +654,6 @@ def _lines(path: Path) -> list[bytes]:
 def _charge(line: bytes) -> Charge:
     record = parse_json(line, MOST_JSON)
     number = record["round"]
-    count = record["count"]
-    if type(number) is not int or type(count) is not int or not (number >= 0 and 0 < count < 2**63):
-        raise ValueError(f"round {number!r}, count {count!r}")
-    return Charge(number, from_record(record["event"]), count)
+    if type(number) is not int or number < 0 or len(record) != 2:
+        raise ValueError(f"round {number!r}, keys {', '.join(record)}")
+    return Charge(number, from_record(record["event"]))
