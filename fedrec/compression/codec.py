@@ -42,15 +42,12 @@ class Compression(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
+    keeps_error: ClassVar[bool] = False
+    """Whether a client saves what was not sent in its private state and adds it to its next update
+    (error feedback)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-
-    @property
-    def keeps_error(self) -> bool:
-        """True if a client saves what was not sent in its private state and adds it to its next
-        update (error feedback): the setting `error-feedback`, if any."""
-        return bool(getattr(self.config, "error_feedback", False))
 
     @abstractmethod
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
@@ -299,8 +296,6 @@ class TopKConfig(Config):
     """Share of the changed rows that is sent, in (0, 1], rounded up."""
     bits: Bits = Field(default=8)
     """Bits per number, by stochastic rounding: 2, 4 or 8; 32: no rounding."""
-    error_feedback: bool = True
-    """Add the rows that were left out to the client's next update."""
 
 
 class TopK(Compression):
@@ -309,6 +304,7 @@ class TopK(Compression):
     name = "top-k"
     Config = TopKConfig
     paper = "Sparsified SGD with Memory (Stich et al. 2018)"
+    keeps_error = True
     config: TopKConfig
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:

@@ -138,11 +138,11 @@ class PhasePlans:
 
     def paid_rounds(self) -> int:
         """Number of rounds that the budget covers; further rounds are not run."""
-        if self.config.limit is None:
+        if self.config.epsilon is None:
             return len(self.order)
         return bisect_right(  # epsilon grows with every round
             range(1, len(self.order) + 1),
-            self.config.limit,
+            self.config.epsilon,
             key=lambda rounds: self._accountant(rounds).epsilon(self.delta).epsilon,
         )
 
@@ -176,7 +176,7 @@ class PhasePlans:
             yield f"Phase {phase}: {rounds} round{many}, {_drawn(plan)}; {_noise(plan)}"
         if paid < len(self.order):
             yield (
-                f"The budget of epsilon {self.config.limit:g} covers {paid} of"
+                f"The budget of epsilon {self.config.epsilon:g} covers {paid} of"
                 f" {len(self.order)} rounds."
             )
 
@@ -335,9 +335,8 @@ class Guard(RunExtension):
         }
         for phase, part in strategy.phases().items():
             part.privacy = self._guarded[phase]
-        self.ledger = Ledger(
-            run.path / "privacy.jsonl", config.backend, budget=config.limit, delta=self.phases.delta
-        )
+        limit = {"budget": config.epsilon, "delta": self.phases.delta}
+        self.ledger = Ledger(run.path / "privacy.jsonl", config.backend, **limit)
         self._lost: set[str] = set()  # phases that lost the noise of earlier rounds
         self._beside: list[str] = []
         self._lines_before = 0  # lines of the ledger before the present round

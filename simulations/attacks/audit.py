@@ -214,7 +214,7 @@ def _observed(
         )
         observations[phase] = rounds, seen
     if not observations:
-        fix = "raise privacy.budget or the noise"
+        fix = "raise privacy.epsilon or the noise"
         raise ExperimentError("the budget is too small for a round to audit", fix=fix)
     return observations
 

@@ -172,17 +172,10 @@ class MembershipAttack(Attack):
 
     A subclass has its settings derived from `MembershipConfig`, and `suspicion`. The target is
     trained by half of the users, unless `trainings` differs, and all users are attacked.
-
-    Attributes:
-        details: further numbers for the saved outcome.
     """
 
     Config = MembershipConfig
     config: MembershipConfig
-
-    def __init__(self, config: MembershipConfig, seed: int) -> None:
-        super().__init__(config, seed)
-        self.details: dict[str, Any] = {}
 
     @abstractmethod
     def suspicion(self, attacked: Attacked) -> np.ndarray:
@@ -210,7 +203,7 @@ class MembershipAttack(Attack):
         success = measure(suspicion, member, threshold=self.threshold(suspicion))
         claimed = self.config.epsilon
         ceilings = {} if claimed is None else success.ceilings(claimed, self.config.delta)
-        table = {"success": success.table(), **self.details, "ceilings": ceilings}
+        table = {"success": success.table(), "ceilings": ceilings}
         line = f"{success.members} members, {success.others} others."
         return AttackOutcome(success, table, _figure_rows(_figures(success), ceilings), [line])
 
@@ -383,13 +376,10 @@ class PrivRecAttack(MembershipAttack):
         popularity = np.bincount(items, minlength=data.num_items)
         describer = Describer(data.user_features, data.item_features, popularity)
         lists = attacked.target.lists(attacked.users, _LENGTH)
-        there = describer.describe(attacked.users, lists)
-        # equal descriptions cannot be distinguished
-        self.details["descriptions"] = len(np.unique(there, axis=0))
         return forest_scores(
             describer.describe(known, shadow.lists(known, _LENGTH)),
             np.isin(known, shadow.members),
-            there,
+            describer.describe(attacked.users, lists),
             seed=self.seed,
             trees=self.config.trees,
         )

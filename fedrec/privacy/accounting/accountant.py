@@ -229,13 +229,11 @@ def _backend_of(name: str) -> _Backend:
 #
 #     R(a) + ln(E[K]) / (a - 1) + (1 + shape) min over b of [(1 - 1/b) R(b) - ln(gamma) / b]
 #
-# for the truncated negative binomial distribution (theorem 2; shape 1 is geometric, 0 logarithmic),
-# and R(a) + E[K] d(a) + ln(E[K]) / (a - 1) for Poisson, where a trial is (ln(1 + 1 / (a - 1)),
-# d(a))-differentially private (theorem 6).
+# for the truncated negative binomial distribution (theorem 2; shape 1 is geometric, 0 logarithmic).
 
-Law = Literal["geometric", "logarithmic", "poisson"]
-_SHAPES: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0}
-LAWS = (*_SHAPES, "poisson")
+Law = Literal["geometric", "logarithmic"]
+LAWS: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0}
+"""Distributions of the number of trials, and their shapes."""
 MOST_TRIALS = 1000
 
 
@@ -244,8 +242,7 @@ class RandomTrials:
     """A random number of trials.
 
     Attributes:
-        law: its distribution: geometric and logarithmic are at least 1; Poisson may be 0, and has
-            the smallest variance.
+        law: its distribution.
         mean: its mean, from 1 (above 1 if logarithmic) to 1000.
 
     Raises:
@@ -267,8 +264,6 @@ class RandomTrials:
 
     def draw(self, random: np.random.Generator) -> int:
         """Draw the number of trials K, which must not be published."""
-        if self.law == "poisson":
-            return int(random.poisson(self.mean))
         if self.law == "geometric":
             return int(random.geometric(1 / self.mean))
         return int(random.logseries(1 - self.gamma))
@@ -292,23 +287,14 @@ class RandomTrials:
         """Rényi curve of the best trial, `float64 [INTEGER_ORDERS]`, from that of one trial."""
         orders = INTEGER_ORDERS
         grown = trial + math.log(self.mean) / (orders - 1)
-        if self.law == "poisson":
-            return grown + self.mean * _deltas(trial, np.log1p(1 / (orders - 1)))
         best = ((1 - 1 / orders) * trial - math.log(self.gamma) / orders).min()
         # curves do not fall with the order, so that a later bound holds for earlier orders
-        whole = grown + (1 + _SHAPES[self.law]) * best
+        whole = grown + (1 + LAWS[self.law]) * best
         return np.minimum.accumulate(whole[::-1])[::-1]
 
     def epsilon(self, trial: np.ndarray, delta: float) -> float:
         """Epsilon of the best trial, from the Rényi curve `[INTEGER_ORDERS]` of one trial."""
         return float(epsilon_of(np.append(self.curve(trial), np.inf), delta))
-
-
-def _deltas(curve: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
-    """The delta at each epsilon, by proposition 12 of Canonne, Kamath and Steinke 2020."""
-    orders = INTEGER_ORDERS
-    logs = (orders - 1) * (curve - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(orders)
-    return np.minimum(np.exp(logs.min(axis=1)), 1.0)
 
 
 _GRID = 2e-3  # relative error of values computed on a grid
@@ -604,7 +590,7 @@ class Ledger:
                 f"the charge of round {round_number} exceeds the privacy budget",
                 expected=f"a total epsilon of at most {self.budget:g} at delta {self.delta:g}",
                 got=f"1 more of {to_record(event)}",
-                fix="nothing was released; raise privacy.budget or privacy.epsilon in a new run",
+                fix="nothing was released; raise privacy.epsilon in a new run",
             )
         table = {"round": round_number, "event": to_record(event)}
         line = json.dumps(table, allow_nan=False)

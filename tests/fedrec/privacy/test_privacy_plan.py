@@ -115,14 +115,11 @@ def test_clients_report_nothing_but_their_updates_in_mode_secure():
 def test_no_noise_is_not_private():
     event = plan(noise_multiplier=0.0).event("ssl")
     assert isinstance(event, NonPrivate) and event.phase == "ssl"
-    assert plan().config.limit is None and plan(budget=2.5).config.limit == 2.5
-    assert plan(epsilon=3.0, rounds=2).config.limit == 3.0
 
 
 REFUSED = [
     ({"noise_multiplier": None}, "exactly one"),
     ({"epsilon": 1.0, "noise_multiplier": 1.0}, "exactly one"),
-    ({"epsilon": 1.0, "budget": 2.0}, "budget"),
     ({"clip_norm": None}, "clip-norm"),
     ({"clip_norm": 0.0}, "greater than or equal to 0.000000001"),
     ({"noise_multiplier": -1.0}, "greater than or equal to 0"),

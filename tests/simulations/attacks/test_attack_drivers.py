@@ -119,7 +119,7 @@ PAPERS = {"shadow-users": 40}
 def test_the_papers_attack_end_to_end(tmp_path):
     outcome = attack(tmp_path, "membership", "rounds=3", **PAPERS)
     assert (outcome.figures.members, outcome.figures.others) == (28, 28)
-    assert 1 <= outcome.table["descriptions"] <= 56 and "hits@5" in outcome.table["recommends"]
+    assert "hits@5" in outcome.table["recommends"]
     runs = RunFolder(tmp_path / "shadow"), RunFolder(tmp_path / "target")
     clients = Population.of(load(ATTACKED)).partition.training_clients
     parts = shadow_parts(clients, 40, seed=0)
