@@ -53,7 +53,6 @@ OF_OWN_DATA = {
 # sizes and rates that users tune, and where noise is added (docs/privacy.md)
 TUNED = {
     "AttributeConfig": "folds",
-    "AuditConfig": "overshoot",
     "ChoiceConfig": "malicious",
     "LiraConfig": "shadows",
     "NoisyCooccurrenceConfig": "delta",
