@@ -238,16 +238,13 @@ def _rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     """Pack codes `uint8 [n]` below 2^bits into bytes, `uint8 [n bits / 8]`, rounded up."""
-    each = 8 // bits
-    filled = np.zeros(-(-len(codes) // each) * each, dtype=np.uint8)
-    filled[: len(codes)] = codes
-    shifts = (bits * np.arange(each)).astype(np.uint8)
-    return np.bitwise_or.reduce(filled.reshape(-1, each) << shifts, axis=1)
+    digits = np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little")
+    return np.packbits(digits, bitorder="little")
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    shifts = (bits * np.arange(8 // bits)).astype(np.uint8)
-    return ((packed[:, None] >> shifts) & np.uint8(2**bits - 1)).ravel()
+    digits = np.unpackbits(packed, bitorder="little").reshape(-1, bits)
+    return np.packbits(digits, axis=1, bitorder="little")[:, 0]
 
 
 # Stochastic rounding of an update to a few bits a number (Alistarh et al. 2017, "QSGD"; with 8

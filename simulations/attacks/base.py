@@ -37,7 +37,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment, load
 from fedrec.rng import seed_sequence
-from fedrec.runtime.files import finite, open_atomically, write_json
+from fedrec.runtime.files import finite, write_json
 from server.callbacks import Callback
 from simulations.attacks.systems import (
     TrainedSystem,
@@ -448,18 +448,11 @@ class Lira(Fit):
         return {**super().trainings(attacked), **shadows}
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """Scores `float64 [users]`, see `lira_scores`; the signals are saved in `signals.npz`."""
-        users = attacked.users
+        """Scores `float64 [users]`, see `lira_scores`."""
         shadows = [system for name, system in attacked.systems.items() if name != TARGET]
-        arrays = {
-            "target": self.signals(attacked, attacked.target),
-            "member": np.isin(users, attacked.target.members),
-            "shadows": np.stack([self.signals(attacked, shadow) for shadow in shadows]),
-            "masks": np.stack([np.isin(users, shadow.members) for shadow in shadows]),
-        }
-        with open_atomically(attacked.folder / "signals.npz") as file:
-            np.savez(file, users=users, **arrays)
-        return lira_scores(arrays["target"], arrays["shadows"], arrays["masks"])
+        signals = np.stack([self.signals(attacked, shadow) for shadow in shadows])
+        members = np.stack([np.isin(attacked.users, shadow.members) for shadow in shadows])
+        return lira_scores(self.signals(attacked, attacked.target), signals, members)
 
     def threshold(self, suspicion: np.ndarray) -> float:
         """Threshold of the log ratio: 0, a ratio of 1."""

@@ -361,6 +361,7 @@ class Accountant:
             caveats: sentences for the report.
 
         Raises:
+            ComponentError: the attack exceeds the bound, which is therefore wrong.
             ExperimentError: delta is out of range, or the backend has no bound for an event.
         """
         _check(delta)
@@ -368,30 +369,20 @@ class Accountant:
         phases = dict.fromkeys(self.phases, epsilon)
         if len(phases) > 1:
             phases = {phase: self._bound(self._of(phase), delta) for phase in phases}
-        reached = None
-        if attack:
-            reached = self._attacked(attack_epsilon(_releases_of(self._counts), delta), epsilon)
+        method = self.backend.method
+        reached = attack_epsilon(self.releases, delta) if attack else None
+        if reached is not None:
+            # both are computed on a grid, to about three digits
+            if reached > epsilon * (1 + _GRID) + _GRID**2:
+                raise ComponentError(
+                    f"accountant {method!r} is wrong: the best known attack exceeds its bound",
+                    expected=f"an epsilon of at least {reached:.6g}",
+                    got=f"{epsilon:.6g}",
+                    fix="choose another privacy.backend, and report this error",
+                )
+            reached = min(reached, epsilon)
         counted = self._counts.total(), tuple(caveats)
-        return Report(epsilon, delta, self.backend.method, reached, phases, *counted)
-
-    def _attacked(self, reached: float | None, bound: float) -> float | None:
-        """Check the epsilon of the best known attack, a lower bound for any valid epsilon; both are
-        computed on a grid, to about three digits.
-
-        Raises:
-            ComponentError: it exceeds the bound, which is therefore wrong.
-        """
-        if reached is None:
-            return None
-        if reached > bound * (1 + _GRID) + _GRID**2:
-            raise ComponentError(
-                f"accountant {self.backend.method!r} is wrong: the best known attack exceeds its"
-                " bound",
-                expected=f"an epsilon of at least {reached:.6g}",
-                got=f"{bound:.6g}",
-                fix="choose another privacy.backend, and report this error",
-            )
-        return min(reached, bound)
+        return Report(epsilon, delta, method, reached, phases, *counted)
 
     def would_exceed(self, event: Event, budget: float, delta: float) -> bool:
         """True if the total would exceed a budget after one more such event."""

@@ -96,9 +96,6 @@ MEMORISING = (
 def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
     found = attack(tmp_path, "lira", *MEMORISING, shadows=6).figures
     assert found.auc.value > 0.85 and found.balanced_accuracy.low > 0.7
-    with np.load(tmp_path / "signals.npz") as file:
-        assert file["shadows"].shape == file["masks"].shape == (6, 96)
-        assert file["shadows"][file["masks"]].mean() > file["shadows"][~file["masks"]].mean()
 
 
 def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
