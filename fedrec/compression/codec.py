@@ -86,12 +86,6 @@ def _placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...])
     return SparseUpdate(shape, rows.astype(np.int64), values.reshape(len(rows), *shape[1:]))
 
 
-def _with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -> Payload:
-    """Add row numbers `int64 [R]` to the payload of a parameter of that shape, unless they are all
-    rows."""
-    return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
-
-
 def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
     """Row numbers `[R]` in the smallest unsigned type for a table of that length."""
     return rows.astype(np.min_scalar_type(max(0, length - 1)))
@@ -185,11 +179,6 @@ Bits = Literal[2, 4, 8, 32]
 """Bits per number; 32: uncompressed."""
 
 
-def _steps_of(bits: Bits) -> int:
-    """Number of steps on either side of zero, with 2, 4 or 8 bits."""
-    return 2 ** (bits - 1) - 1
-
-
 def _quantised(
     values: np.ndarray, bits: Bits, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
@@ -207,7 +196,7 @@ def _quantised(
     if bits == 32:
         return {"values": values.astype(np.float32)}
     rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
-    steps = _steps_of(bits)
+    steps = 2 ** (bits - 1) - 1
     scales = _scales_of(rows)
     units = np.divide(rows, scales[:, None], out=np.zeros_like(rows), where=scales[:, None] > 0)
     codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
@@ -218,7 +207,7 @@ def _restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits
     """Restore the values `float64 [rows, ...]` from `_quantised`."""
     if bits == 32:
         return sent["values"].astype(np.float64).reshape(shape)
-    steps = _steps_of(bits)
+    steps = 2 ** (bits - 1) - 1
     codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
     rows = codes.reshape(_rows_of(shape))
     return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
@@ -269,7 +258,8 @@ class Rounding(Compression):
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Encode as codes and scales, with row numbers if only some rows changed."""
         rows, values = _rows_and_values(change)
-        return _with_rows(rows, _quantised(values, self.config.bits, random), change.shape)
+        sent = _quantised(values, self.config.bits, random)
+        return sent if rows is None else {"rows": row_numbers(rows, change.shape[0]), **sent}
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """Decode to the rounded values."""

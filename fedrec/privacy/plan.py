@@ -147,23 +147,18 @@ class PrivacyConfig(Budget):
                 settings.
         """
         mechanism = mechanism_of(self.mechanism)
-        name = mechanism.name
-        rules = [
-            ("delta", f"delta > 0 with {name} noise", self.delta == 0 and mechanism.order == 2),
-            (
-                "placement",
-                f"{' or '.join(mechanism.placements)} with the mechanism {name!r}",
-                self.placement not in mechanism.placements,
-            ),
-        ]
-        for key, expected, broken in rules:
-            if broken:
-                raise ExperimentError(
-                    f"wrong value for 'privacy.{key}'",
-                    expected=expected,
-                    got=repr(self.table()[key]),
-                    fix="change it, or choose another privacy.mechanism (fedrec list mechanism)",
-                )
+        wrong = {}
+        if self.delta == 0 and mechanism.order == 2:
+            wrong["delta"] = "delta > 0"
+        if self.placement not in mechanism.placements:
+            wrong["placement"] = " or ".join(mechanism.placements)
+        for key, expected in wrong.items():
+            raise ExperimentError(
+                f"wrong value for 'privacy.{key}'",
+                expected=f"{expected} with the mechanism {mechanism.name!r}",
+                got=repr(self.table()[key]),
+                fix="change it, or choose another privacy.mechanism (fedrec list mechanism)",
+            )
         return mechanism
 
     def resolved(self) -> PrivacyConfig:

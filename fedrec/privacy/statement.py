@@ -206,6 +206,9 @@ class Question(Budget):
         Raises:
             ExperimentError: no bound is proven for these rounds, or no noise reaches the target.
         """
+        known = None
+        if self.sampler == "scheduled":
+            known = Scheduled(self.cohort, self.separation or 1)
         config = PrivacyConfig(
             clip_norm=1.0,
             noise_multiplier=self.noise_multiplier,
@@ -216,18 +219,8 @@ class Question(Budget):
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
         )
-        return Plan.of(
-            config,
-            self.sampler,
-            {"cohort": self.cohort},
-            self.clients,
-            self.rounds,
-            schedule=(
-                Scheduled(self.cohort, self.separation or 1)
-                if self.sampler == "scheduled"
-                else None
-            ),
-        )
+        drawn = self.sampler, {"cohort": self.cohort}, self.clients
+        return Plan.of(config, *drawn, self.rounds, schedule=known)
 
     def answer(self, plan: Plan) -> Report:
         """Privacy cost of the rounds of a plan, and the epsilon of the best known attack."""

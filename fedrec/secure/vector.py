@@ -258,11 +258,7 @@ def digest_of(order: TrainOrder, arrays: Mapping[str, np.ndarray]) -> bytes:
     parts = [json.dumps(settings, sort_keys=True).encode()]
     for name, value in sorted(arrays.items()):
         kind = f"{value.dtype.str} {list(value.shape)}"
-        parts += [name.encode(), kind.encode(), _digest_of_values(value)]
+        values = Hash(SHA256())
+        values.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
+        parts += [name.encode(), kind.encode(), values.finalize()]
     return keys.digest(b"training order", *parts)
-
-
-def _digest_of_values(value: np.ndarray) -> bytes:
-    values = Hash(SHA256())
-    values.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
-    return values.finalize()

@@ -523,12 +523,8 @@ class Guard(RunExtension):
         a separate file."""
         noise = {f"{phase}/": self._guarded[phase].memory for phase in self._keeping()}
         if noise:
-            _save_noise(self.run, self._charges, add_prefix(noise))
-        return {_CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self._epsilon())}
-
-    @property
-    def _charges(self) -> int:
-        return len(self.ledger.charges)
+            _save_noise(self.run, len(self.ledger.charges), add_prefix(noise))
+        return {_CHARGES: np.asarray(len(self.ledger.charges)), _SPENT: np.asarray(self._epsilon())}
 
     def _check_charges(self, charges: int, spent: float = 0.0) -> None:
         """Check that the ledger has all known charges of the run.
@@ -540,12 +536,13 @@ class Guard(RunExtension):
         Raises:
             RunError: some are missing.
         """
-        if self._charges < charges or (charges and self._epsilon() < spent * (1 - 1e-9)):
+        charged = len(self.ledger.charges)
+        if charged < charges or (charges and self._epsilon() < spent * (1 - 1e-9)):
             raise RunError(
                 f"{self.ledger.path} does not contain all charges of the run",
                 expected=f"at least {charges} charges, as the newest checkpoint says"
                 + (f", and epsilon {spent:.6g}" if spent else ""),
-                got=f"{self._charges}, and epsilon {self._epsilon():.6g}",
+                got=f"{charged}, and epsilon {self._epsilon():.6g}",
                 fix="restore the file from a backup; without it the privacy spent is unknown",
             )
 

@@ -368,7 +368,9 @@ class Accountant:
         epsilon = self._bound(self._counts, delta)
         phases = dict.fromkeys(self.phases, epsilon)
         if len(phases) > 1:
-            phases = {phase: self._bound(self._of(phase), delta) for phase in phases}
+            for phase in phases:
+                of_phase = {e: count for e, count in self._counts.items() if e.phase == phase}
+                phases[phase] = self._bound(of_phase, delta)
         method = self.backend.method
         reached = attack_epsilon(self.releases, delta) if attack else None
         if reached is not None:
@@ -399,9 +401,6 @@ class Accountant:
     def phases(self) -> list[str]:
         """Phases with events, in the order in which they began."""
         return list(dict.fromkeys(event.phase for event in self._counts))
-
-    def _of(self, phase: str) -> dict[Event, int]:
-        return {event: count for event, count in self._counts.items() if event.phase == phase}
 
     def _bound(self, counts: Mapping[Event, int], delta: float) -> float:
         if any(isinstance(event, NonPrivate) and count for event, count in counts.items()):
