@@ -353,20 +353,6 @@ def test_users_without_training_rows_are_an_error(make_data, role):
             perturb(data)
 
 
-# Draws by inverting a distribution function, against cumulative sums and by chi-square.
-
-
-@pytest.mark.parametrize("items", [1, 900])
-def test_items_are_those_of_the_cumulative_sums(items):
-    random = np.random.default_rng(items)
-    weights = random.integers(0, 4, (6, items)).astype(np.float32)  # whole numbers: sums are exact
-    weights[:, items // 2] = 1
-    uniform = random.random((6, 16))
-    pairs = zip(weights.cumsum(axis=1), uniform, strict=True)
-    wanted = [np.searchsorted(own, shares * own[-1], side="right") for own, shares in pairs]
-    assert (_drawn_by_weight(weights, uniform) == np.array(wanted)).all()
-
-
 def test_nothing_without_weight_is_drawn_at_either_end():
     """The smallest and the largest share, with weight in the middle alone."""
     weights = np.zeros((1, 800), dtype=np.float32)

@@ -336,9 +336,7 @@ def dense(run, rounds):
 def expected(run, phases):
     """Epsilon by dp-accounting's loss distributions, whose Gaussian event is for a sensitivity of 1
     under add-remove; pure epsilon adds up for Laplace without delta."""
-    event = pytest.importorskip("dp_accounting.dp_event")
-    pld = pytest.importorskip("dp_accounting.pld.pld_privacy_accountant")
-    accountant = pld.PLDAccountant()
+    accountant = PLDAccountant()
     squares = 0.0
     for _, _, count, (sampler, separation, z) in phases:
         local = run["placement"] == "local"
@@ -348,12 +346,12 @@ def expected(run, phases):
             squares += float(np.abs(columns.T @ columns).sum()) / z**2
         else:
             gaussian = run["mechanism"]["name"] == "gaussian"
-            one = event.GaussianDpEvent(z) if gaussian else event.LaplaceDpEvent(z)
+            one = dp_event.GaussianDpEvent(z) if gaussian else dp_event.LaplaceDpEvent(z)
             if sampler == "poisson" and not local:
-                one = event.PoissonSampledDpEvent(20 / 400, one)
+                one = dp_event.PoissonSampledDpEvent(20 / 400, one)
             accountant.compose(one, count)
     if squares:  # Gaussian releases of squared norms / noise add up
-        accountant.compose(event.GaussianDpEvent(squares**-0.5))
+        accountant.compose(dp_event.GaussianDpEvent(squares**-0.5))
     return accountant.get_epsilon(DELTA)
 
 
