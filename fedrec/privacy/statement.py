@@ -244,9 +244,8 @@ def report(plan: Plan, *, backend: str | None = None, delta: float | None = None
 def attack_ceiling(epsilon: float, delta: float) -> float:
     """Largest accuracy of any membership attack on a fair coin: (e^epsilon + delta) / (1 +
     e^epsilon), at most 1."""
-    return min(
-        1.0, 1 / (1 + math.exp(-epsilon)) + delta * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-    )
+    chance = 1 / (1 + math.exp(-epsilon))
+    return min(1.0, chance + delta * (1 - chance))
 
 
 _WORDS = {

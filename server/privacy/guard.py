@@ -357,8 +357,8 @@ class Guard(RunExtension):
 
     def why_stop(self, round_number: int) -> str:
         """Return the reason to stop if the budget does not cover a round; else empty."""
-        event = self._due(round_number)
-        return "the privacy budget is spent" if self.ledger.would_exceed(event) else ""
+        exceeds = self.ledger.would_exceed(self._due(round_number))
+        return "the privacy budget is spent" if exceeds else ""
 
     def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return the epsilon spent so far."""

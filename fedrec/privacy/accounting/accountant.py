@@ -310,7 +310,7 @@ class Report:
         method: description of the method.
         attack: epsilon that the best known attack reaches, a lower bound; None if it was not
             requested, or cannot be computed.
-        phases: epsilon of each phase alone.
+        phases: epsilon of each phase alone, in the order in which they began.
         events: number of events.
         caveats: limits of the guarantee, as sentences.
     """
@@ -366,7 +366,7 @@ class Accountant:
         """
         _check(delta)
         epsilon = self._bound(self._counts, delta)
-        phases = dict.fromkeys(self.phases, epsilon)
+        phases = dict.fromkeys((event.phase for event in self._counts), epsilon)
         if len(phases) > 1:
             for phase in phases:
                 of_phase = {e: count for e, count in self._counts.items() if e.phase == phase}
@@ -396,11 +396,6 @@ class Accountant:
     def releases(self) -> dict[Release, int]:
         """Number of times of each release, over all events so far."""
         return _releases_of(self._counts)
-
-    @property
-    def phases(self) -> list[str]:
-        """Phases with events, in the order in which they began."""
-        return list(dict.fromkeys(event.phase for event in self._counts))
 
     def _bound(self, counts: Mapping[Event, int], delta: float) -> float:
         if any(isinstance(event, NonPrivate) and count for event, count in counts.items()):

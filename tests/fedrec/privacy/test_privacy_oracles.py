@@ -18,7 +18,7 @@ from scipy.stats import norm
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import rdp
 from fedrec.privacy.accounting.accountant import Accountant, attack_epsilon, rdp_total
-from fedrec.privacy.accounting.events import NoisyRound, Release
+from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Scheduled
 from fedrec.privacy.plan import Plan, PrivacyConfig
 
@@ -262,15 +262,6 @@ def test_full_participation_is_the_analytic_gaussian(backend, slack, adjacency, 
     exact = exact_gaussian(math.sqrt(rounds) / z, delta)
     found = epsilon(backend, delta, (NoisyRound("gaussian", Full(), adjacency, z), rounds))
     assert exact * (1 - 1e-9) <= found <= exact * slack
-
-
-def test_a_whole_cohort_is_full_participation():
-    assert Release("gaussian", FixedSize(9, 9), "add-remove", 1.0) == Release(
-        "gaussian", Full(), "add-remove", 1.0
-    )
-    assert Release("gaussian", Poisson(1.0), "replace-one", 1.0) == Release(
-        "gaussian", Full(), "replace-one", 1.0
-    )
 
 
 # 200 random plans, of every mechanism, sampler, adjacency, number of phases and placement that fit

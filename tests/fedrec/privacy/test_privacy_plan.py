@@ -73,6 +73,8 @@ def test_full_participation_needs_no_cohort_and_goes_with_both_adjacencies():
         found = Plan.of(config, "full", {}, 50, 4)
         assert (found.sampling, found.denominator, found.sensitivity) == (Full(), 50.0, sensitivity)
     assert plan(cohort=4800).sampling == Full()  # a cohort of everybody is not amplified
+    whole = (FixedSize(9, 9), "add-remove"), (Poisson(1.0), "replace-one")
+    assert all(Release("gaussian", *of, 1.0).sampling == Full() for of in whole)
 
 
 def test_laplace_is_clipped_in_l1_and_has_its_own_event():
