@@ -150,11 +150,10 @@ def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
 
 
 def _scheduled(sampling: Scheduled) -> str:
-    most = "" if sampling.participations is None else f", at most {sampling.participations} times"
     joining = "" if sampling.joining else ", and new clients are rejected"
     return (
         "Participation may be known: sampling does not amplify privacy. The cost is that of a"
-        f" client that takes part every {sampling.separation} rounds{most}; the sampler guarantees"
+        f" client that takes part every {sampling.separation} rounds; the sampler guarantees"
         f" that none does more often{joining}."
     )
 

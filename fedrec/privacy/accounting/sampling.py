@@ -117,13 +117,11 @@ class Scheduled(InLedger):
     Attributes:
         cohort: clients per round, or their largest number: what sums are divided by.
         separation: smallest distance between two rounds of a client, at least 1.
-        participations: largest number of rounds of a client; None: no bound but the separation.
         joining: whether clients may join without another client's coming more often.
     """
 
     cohort: float
     separation: PositiveInt = 1
-    participations: PositiveInt | None = None
     joining: bool = False
     name: Literal["scheduled"] = "scheduled"
     rate: ClassVar[float] = 1.0
@@ -131,8 +129,7 @@ class Scheduled(InLedger):
 
     def most(self, rounds: int) -> int:
         """Largest number of rounds of a client in a run of `rounds` rounds."""
-        spread = -(-rounds // self.separation)
-        return spread if self.participations is None else min(spread, self.participations)
+        return -(-rounds // self.separation)
 
 
 Sampling = Full | FixedSize | Poisson | Scheduled
