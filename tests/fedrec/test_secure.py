@@ -164,7 +164,10 @@ def test_as_many_digits_as_there_is_room_for(nodes, bound):
         assert -(2**63) <= total < 2**63
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+BEYOND = limit(3) / 2**20 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, BEYOND, -BEYOND])
 def test_invalid_numbers_are_refused_and_not_shown(value):
     with pytest.raises(ClientError) as refused:
         to_fixed_point(np.array([0.0, value]), 20, 3)
