@@ -210,6 +210,14 @@ class TestWhole:
             assert away[rows.items[row], new[row]] == away[rows.items[row], free].min()
         assert len(chosen) == 60
 
+    def test_the_rows_of_least_attention_are_replaced(self, two_tastes, monkeypatch):
+        rows = two_tastes.rows
+        logits = np.random.default_rng(0).random(len(rows)).astype(np.float32)
+        monkeypatch.setattr("fedrec.perturb.upc_sdg._train_attention", lambda *of: logits)
+        moved = synthetic(two_tastes, **{"replacement-ratio": 0.3}).rows.items != rows.items
+        for own in map(rows.rows_of, range(60)):
+            assert logits[own][moved[own]].max() < logits[own][~moved[own]].min()
+
     def test_threads_do_not_matter(self, two_tastes):
         before, found = torch.get_num_threads(), []
         try:
