@@ -85,9 +85,8 @@ class CompressedUpdates:
             raise ExperimentError(
                 "clients cannot keep what a compression leaves out",
                 expected="a run folder, for the private state of the clients",
-                got=f"compression {experiment.compression.name!r} with error feedback, and no"
-                " folder",
-                fix="give the run an output folder, or set compression.error-feedback = false",
+                got=f"compression {experiment.compression.name!r}, and no folder",
+                fix="give the run an output folder, or set compression.name = 'rounding'",
             )
         return cls(codec, store, private, [] if passes_on else None)
 

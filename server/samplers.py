@@ -42,12 +42,6 @@ class Sampler(ABC):
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
 
     @property
-    def expected_cohort(self) -> float | None:
-        """Mean number of clients in a round, the same in every round; None if unknown. Audits need
-        it."""
-        return None
-
-    @property
     def schedule(self) -> Scheduled | None:
         """Bound on each client's participation, independent of data, for privacy mechanisms that
         need it; None: no bound."""
@@ -77,11 +71,6 @@ class _SizedSampler(Sampler):
                 fix=f"set sampler.cohort = {len(clients)} or less",
             )
 
-    @property
-    def expected_cohort(self) -> float:
-        """Mean number of clients in a round; with a limit, while enough clients are left."""
-        return float(self.config.cohort)
-
 
 # Every client in every round.
 #
@@ -94,11 +83,6 @@ class FullSampler(Sampler):
     """Sampler of all clients in every round."""
 
     name = "full"
-
-    @property
-    def expected_cohort(self) -> float:
-        """Mean number of clients in a round."""
-        return float(len(self.clients))
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Return all clients, `int64 [clients]`."""

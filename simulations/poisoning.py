@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from pydantic import Field
+from scipy.cluster.vq import kmeans2
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -223,11 +224,8 @@ def _embedding_tables(block: MaliciousBlock) -> list[str]:
 
 def _gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gradients of a scalar `[]` with respect to leaves, `[...]` each; zeros for unused leaves."""
-    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
-    }
+    gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 # Common part of A-ra and A-hum: the gradient of the targets' loss for made-up users.
@@ -554,7 +552,7 @@ def _promotion_gradient(known: Known, table: Tensor, users: Tensor) -> Tensor:
 
 _CLUSTERS = 5
 _SPREAD = 3.0
-_MOST_ITERATIONS = 100
+_ITERATIONS = 100
 
 
 class ClusterAttack(UpdatePoisoning):
@@ -588,26 +586,16 @@ class ClusterAttack(UpdatePoisoning):
 
     def _pull(self, table: Tensor, generator: torch.Generator) -> Tensor:
         """Unit vectors from each item to the centre of its cluster, `[items, d]`."""
-        centres, cluster = _clustered(table, min(_CLUSTERS, len(table)), generator)
-        away = centres[cluster] - table
+        away = _centres(table, min(_CLUSTERS, len(table)), generator) - table
         return away / away.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
-def _clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Cluster points by Lloyd's algorithm from random centres: centres `[count, d]`, and the
-    cluster of each of the points `[n, d]`, `int64 [n]`."""
-    first = torch.randperm(len(points), generator=generator)[:count]
-    centres = points[first.to(points.device)].clone()
-    cluster = torch.cdist(points, centres).argmin(1)
-    for _ in range(_MOST_ITERATIONS):
-        sums = torch.zeros_like(centres).index_add_(0, cluster, points)
-        sizes = torch.bincount(cluster, minlength=count)[:, None]
-        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
-        before = cluster
-        cluster = torch.cdist(points, centres).argmin(1)
-        if bool((cluster == before).all()):
-            break
-    return centres, cluster
+def _centres(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Centre of the cluster of each point, `[n, d]`, by Lloyd's algorithm from random points."""
+    host = points.cpu().numpy()
+    first = torch.randperm(len(points), generator=generator)[:count].numpy()
+    centres, cluster = kmeans2(host, host[first], iter=_ITERATIONS, minit="matrix")
+    return torch.from_numpy(centres[cluster]).to(points)
 
 
 # PIECK (Zhang et al. 2024): popular items are found by how far their embeddings have moved, and the

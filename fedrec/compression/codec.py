@@ -42,15 +42,12 @@ class Compression(ABC):
     """
 
     Config: ClassVar[type[Config]] = Config
+    keeps_error: ClassVar[bool] = False
+    """Whether a client saves what was not sent in its private state and adds it to its next update
+    (error feedback)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-
-    @property
-    def keeps_error(self) -> bool:
-        """True if a client saves what was not sent in its private state and adds it to its next
-        update (error feedback): the setting `error-feedback`, if any."""
-        return bool(getattr(self.config, "error_feedback", False))
 
     @abstractmethod
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
@@ -87,12 +84,6 @@ def _placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...])
     if rows is None:
         return values.reshape(shape)
     return SparseUpdate(shape, rows.astype(np.int64), values.reshape(len(rows), *shape[1:]))
-
-
-def _with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -> Payload:
-    """Add row numbers `int64 [R]` to the payload of a parameter of that shape, unless they are all
-    rows."""
-    return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
 
 
 def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
@@ -188,11 +179,6 @@ Bits = Literal[2, 4, 8, 32]
 """Bits per number; 32: uncompressed."""
 
 
-def _steps_of(bits: Bits) -> int:
-    """Number of steps on either side of zero, with 2, 4 or 8 bits."""
-    return 2 ** (bits - 1) - 1
-
-
 def _quantised(
     values: np.ndarray, bits: Bits, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
@@ -210,7 +196,7 @@ def _quantised(
     if bits == 32:
         return {"values": values.astype(np.float32)}
     rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
-    steps = _steps_of(bits)
+    steps = 2 ** (bits - 1) - 1
     scales = _scales_of(rows)
     units = np.divide(rows, scales[:, None], out=np.zeros_like(rows), where=scales[:, None] > 0)
     codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
@@ -221,7 +207,7 @@ def _restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits
     """Restore the values `float64 [rows, ...]` from `_quantised`."""
     if bits == 32:
         return sent["values"].astype(np.float64).reshape(shape)
-    steps = _steps_of(bits)
+    steps = 2 ** (bits - 1) - 1
     codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
     rows = codes.reshape(_rows_of(shape))
     return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
@@ -241,16 +227,13 @@ def _rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     """Pack codes `uint8 [n]` below 2^bits into bytes, `uint8 [n bits / 8]`, rounded up."""
-    each = 8 // bits
-    filled = np.zeros(-(-len(codes) // each) * each, dtype=np.uint8)
-    filled[: len(codes)] = codes
-    shifts = (bits * np.arange(each)).astype(np.uint8)
-    return np.bitwise_or.reduce(filled.reshape(-1, each) << shifts, axis=1)
+    digits = np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little")
+    return np.packbits(digits, bitorder="little")
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    shifts = (bits * np.arange(8 // bits)).astype(np.uint8)
-    return ((packed[:, None] >> shifts) & np.uint8(2**bits - 1)).ravel()
+    digits = np.unpackbits(packed, bitorder="little").reshape(-1, bits)
+    return np.packbits(digits, axis=1, bitorder="little")[:, 0]
 
 
 # Stochastic rounding of an update to a few bits a number (Alistarh et al. 2017, "QSGD"; with 8
@@ -275,7 +258,8 @@ class Rounding(Compression):
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Encode as codes and scales, with row numbers if only some rows changed."""
         rows, values = _rows_and_values(change)
-        return _with_rows(rows, _quantised(values, self.config.bits, random), change.shape)
+        sent = _quantised(values, self.config.bits, random)
+        return sent if rows is None else {"rows": row_numbers(rows, change.shape[0]), **sent}
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """Decode to the rounded values."""
@@ -299,8 +283,6 @@ class TopKConfig(Config):
     """Share of the changed rows that is sent, in (0, 1], rounded up."""
     bits: Bits = Field(default=8)
     """Bits per number, by stochastic rounding: 2, 4 or 8; 32: no rounding."""
-    error_feedback: bool = True
-    """Add the rows that were left out to the client's next update."""
 
 
 class TopK(Compression):
@@ -309,6 +291,7 @@ class TopK(Compression):
     name = "top-k"
     Config = TopKConfig
     paper = "Sparsified SGD with Memory (Stich et al. 2018)"
+    keeps_error = True
     config: TopKConfig
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:

@@ -4,7 +4,7 @@ the replacement of rows by synthetic ones."""
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -136,7 +136,7 @@ def _train_generator(
     users: Tensor,
     similarity: Similarity,
     generator: torch.Generator,
-) -> tuple[_Generator, list[float]]:
+) -> _Generator:
     """Train a generator on the chosen rows.
 
     Args:
@@ -147,15 +147,11 @@ def _train_generator(
         users: `float32 [users, d]`, embeddings.
         similarity: the definition, and the items' embeddings.
         generator: of initial parameters, order, candidates and noise.
-
-    Returns:
-        The generator, and L_I per row of each tenth of the steps.
     """
     made = _Generator(users.shape[1], generator)
     items = similarity.items
     adam = Adam(made.parameters(), lr=config.learning_rate)
-    trace = np.empty(config.steps)
-    for step, some in enumerate(_batches(chosen, config, generator)):
+    for some in _batches(chosen, config, generator):
         user, item = (torch.from_numpy(column[some]) for column in (rows.users, rows.items))
         candidates = torch.randperm(len(items), generator=generator)[: config.candidates]
         logits = made.logits(users[user], items[item], sensitivity, items[candidates])
@@ -168,8 +164,7 @@ def _train_generator(
         adam.zero_grad()
         loss.backward()
         adam.step()
-        trace[step] = float(loss.detach())
-    return made, [float(part.mean()) for part in np.array_split(trace, min(10, config.steps))]
+    return made
 
 
 def _batches(
@@ -304,9 +299,9 @@ def _train_attention(
     users: Tensor,
     items: Tensor,
     generator: torch.Generator,
-) -> tuple[np.ndarray, list[float]]:
-    """Train the attention and return its logits for all rows, which rank a user's rows like the
-    weights.
+) -> np.ndarray:
+    """Train the attention and return its logits for all rows, `float32 [rows]`, which rank a user's
+    rows like the weights.
 
     Args:
         config: its settings.
@@ -314,15 +309,10 @@ def _train_attention(
         users: `float32 [users, d]`, embeddings.
         items: `float32 [items, d]`, embeddings.
         generator: of initial parameters, order and dropout.
-
-    Returns:
-        `float32 [rows]`, and L_D per user of each epoch.
     """
     attention = _Attention(config, users.shape[1], generator)
     adam = Adam(attention.parameters(), lr=config.learning_rate)
-    losses = []
     for _ in range(config.epochs):
-        total = 0.0
         order = torch.randperm(rows.num_users, generator=generator).numpy()
         for batch in _attention_batches(rows, order):
             user, of_row, item = _gathered(rows, batch)
@@ -330,8 +320,6 @@ def _train_attention(
             adam.zero_grad()
             (loss / len(user)).backward()
             adam.step()
-            total += float(loss.detach())
-        losses.append(total / max(1, int(np.count_nonzero(np.diff(rows.user_offsets)))))
     logits = np.empty(len(rows), dtype=np.float32)
     with torch.no_grad():
         for batch in _attention_batches(rows, np.arange(rows.num_users)):
@@ -339,7 +327,7 @@ def _train_attention(
             logits[np.concatenate([rows.rows_of(each) for each in batch])] = attention.logits(
                 users[user], of_row, items[item]
             ).numpy()
-    return logits, losses
+    return logits
 
 
 def _attention_batches(rows: Interactions, order: np.ndarray) -> list[np.ndarray]:
@@ -422,12 +410,12 @@ class UpcSdg(Perturbation):
             settings = self.config.embeddings.model_copy(update={"seed": self.seed})
             users, embedded = trained_embeddings(settings, rows)
             similarity = Similarity(embedded, self.config.similarity)
-            chosen, attention = self._chosen(rows, users, similarity.items)
+            chosen = self._chosen(rows, users, similarity.items)
             items = rows.items.copy()
-            items[chosen], generator = self._substitutes(rows, chosen, users, similarity)
+            items[chosen] = self._substitutes(rows, chosen, users, similarity)
             gamma = f"{self.config.sensitivity:g}"
             alike = mean_similarity(rows.items[chosen], items[chosen], similarity, gamma)
-        figures = {"replaced rows": len(chosen), **attention, **generator, FIGURE: alike}
+        figures = {"replaced rows": len(chosen), FIGURE: alike}
         return Perturbed(dataclasses.replace(rows, items=items), np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
@@ -444,49 +432,40 @@ class UpcSdg(Perturbation):
             ),
         ]
 
-    def _chosen(
-        self, rows: Interactions, users: torch.Tensor, items: torch.Tensor
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def _chosen(self, rows: Interactions, users: torch.Tensor, items: torch.Tensor) -> np.ndarray:
         """Choose the rows to replace, and return their row numbers grouped by user."""
         counts = replaced_counts(rows, self.config.replacement_ratio)
         if self.config.select == "random" or not counts.any():
-            return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
+            return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts)
         source = torch_stream(self.seed, "perturb-attention")
-        logits, losses = _train_attention(self.config.attention, rows, users, items, source)
-        return lowest(rows, logits, counts), {"attention loss per user": _first_and_last(losses)}
+        logits = _train_attention(self.config.attention, rows, users, items, source)
+        return lowest(rows, logits, counts)
 
     def _substitutes(
         self, rows: Interactions, chosen: np.ndarray, users: torch.Tensor, similarity: Similarity
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    ) -> np.ndarray:
         """Choose the substitutes of the chosen rows, `int64 [n]`."""
         config = self.config
         gamma = config.sensitivity
         if config.generate == "random" or not len(chosen):
-            return random_substitutes(rows, chosen, self.seed), {}
+            return random_substitutes(rows, chosen, self.seed)
         if config.generate == "fixed-similarity":
 
             def nearness(some: np.ndarray) -> torch.Tensor:
                 _, item = _columns(rows, some)
                 return -(similarity.rows(item) - gamma).abs()
 
-            return scored_substitutes(rows, chosen, nearness, "best", self.seed), {}
+            return scored_substitutes(rows, chosen, nearness, "best", self.seed)
         source = torch_stream(self.seed, "perturb-generator")
-        made, losses = _train_generator(
-            config.generator, rows, chosen, gamma, users, similarity, source
-        )
+        made = _train_generator(config.generator, rows, chosen, gamma, users, similarity, source)
 
         @torch.no_grad()
         def logits(some: np.ndarray) -> torch.Tensor:
             user, item = _columns(rows, some)
             return made.logits(users[user], similarity.items[item], gamma, similarity.items)
 
-        drawn = scored_substitutes(rows, chosen, logits, config.draw, self.seed)
-        return drawn, {"generator loss per row": _first_and_last(losses)}
+        return scored_substitutes(rows, chosen, logits, config.draw, self.seed)
 
 
 def _columns(rows: Interactions, some: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(rows.users[some]), torch.from_numpy(rows.items[some])
-
-
-def _first_and_last(losses: list[float]) -> dict[str, float]:
-    return {"first": losses[0], "last": losses[-1]}

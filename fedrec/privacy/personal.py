@@ -281,8 +281,8 @@ def summary(table: pd.DataFrame) -> dict[str, dict[str, float | str]]:
 
 
 def _percentiles(values: np.ndarray) -> list[float]:
-    ordered = np.sort(values)  # np.percentile makes NaN out of two infinities
-    return [float(ordered[round(percent / 100 * (len(ordered) - 1))]) for percent in _SHOWN]
+    # interpolation would make NaN out of two infinities
+    return np.percentile(values, _SHOWN, method="nearest").tolist()
 
 
 def _spread(values: np.ndarray) -> str:

@@ -91,9 +91,6 @@ class PrivacyConfig(Budget):
 
     clip_norm: float = Field(ge=1e-9)
     """Clip norm S of a client's whole update, in the norm of the mechanism (L2; L1 for Laplace)."""
-    budget: float | None = Field(default=None, gt=0)
-    """With `noise-multiplier`: largest epsilon; the run stops before a round that would exceed it.
-    Default: no limit."""
     mode: Literal["reproducible", "secure"] = "reproducible"
     """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
     generator."""
@@ -111,8 +108,6 @@ class PrivacyConfig(Budget):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.epsilon is not None and self.budget is not None:
-            raise ValueError("budget only with noise-multiplier; epsilon is a budget itself")
         if self.max_dropouts > 0 and self.placement != "distributed":
             raise ValueError("max-dropouts only with placement = 'distributed'")
         if self.placement == "local" and self.adjacency == "add-remove":
@@ -120,11 +115,6 @@ class PrivacyConfig(Budget):
                 "adjacency = 'replace-one' with placement = 'local': the server sees who takes part"
             )
         return self
-
-    @property
-    def limit(self) -> float | None:
-        """Largest epsilon after any round; None: no limit."""
-        return self.budget if self.epsilon is None else self.epsilon
 
     def in_phase(self, phase: str) -> PrivacyConfig:
         """Settings of one phase of a run, with its changes in `phases`, except the noise factor."""
@@ -157,23 +147,18 @@ class PrivacyConfig(Budget):
                 settings.
         """
         mechanism = mechanism_of(self.mechanism)
-        name = mechanism.name
-        rules = [
-            ("delta", f"delta > 0 with {name} noise", self.delta == 0 and mechanism.order == 2),
-            (
-                "placement",
-                f"{' or '.join(mechanism.placements)} with the mechanism {name!r}",
-                self.placement not in mechanism.placements,
-            ),
-        ]
-        for key, expected, broken in rules:
-            if broken:
-                raise ExperimentError(
-                    f"wrong value for 'privacy.{key}'",
-                    expected=expected,
-                    got=repr(self.table()[key]),
-                    fix="change it, or choose another privacy.mechanism (fedrec list mechanism)",
-                )
+        wrong = {}
+        if self.delta == 0 and mechanism.order == 2:
+            wrong["delta"] = "delta > 0"
+        if self.placement not in mechanism.placements:
+            wrong["placement"] = " or ".join(mechanism.placements)
+        for key, expected in wrong.items():
+            raise ExperimentError(
+                f"wrong value for 'privacy.{key}'",
+                expected=f"{expected} with the mechanism {mechanism.name!r}",
+                got=repr(self.table()[key]),
+                fix="change it, or choose another privacy.mechanism (fedrec list mechanism)",
+            )
         return mechanism
 
     def resolved(self) -> PrivacyConfig:

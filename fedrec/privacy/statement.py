@@ -150,11 +150,10 @@ def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
 
 
 def _scheduled(sampling: Scheduled) -> str:
-    most = "" if sampling.participations is None else f", at most {sampling.participations} times"
     joining = "" if sampling.joining else ", and new clients are rejected"
     return (
         "Participation may be known: sampling does not amplify privacy. The cost is that of a"
-        f" client that takes part every {sampling.separation} rounds{most}; the sampler guarantees"
+        f" client that takes part every {sampling.separation} rounds; the sampler guarantees"
         f" that none does more often{joining}."
     )
 
@@ -206,6 +205,9 @@ class Question(Budget):
         Raises:
             ExperimentError: no bound is proven for these rounds, or no noise reaches the target.
         """
+        known = None
+        if self.sampler == "scheduled":
+            known = Scheduled(self.cohort, self.separation or 1)
         config = PrivacyConfig(
             clip_norm=1.0,
             noise_multiplier=self.noise_multiplier,
@@ -216,18 +218,8 @@ class Question(Budget):
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
         )
-        return Plan.of(
-            config,
-            self.sampler,
-            {"cohort": self.cohort},
-            self.clients,
-            self.rounds,
-            schedule=(
-                Scheduled(self.cohort, self.separation or 1)
-                if self.sampler == "scheduled"
-                else None
-            ),
-        )
+        drawn = self.sampler, {"cohort": self.cohort}, self.clients
+        return Plan.of(config, *drawn, self.rounds, schedule=known)
 
     def answer(self, plan: Plan) -> Report:
         """Privacy cost of the rounds of a plan, and the epsilon of the best known attack."""
@@ -251,9 +243,8 @@ def report(plan: Plan, *, backend: str | None = None, delta: float | None = None
 def attack_ceiling(epsilon: float, delta: float) -> float:
     """Largest accuracy of any membership attack on a fair coin: (e^epsilon + delta) / (1 +
     e^epsilon), at most 1."""
-    return min(
-        1.0, 1 / (1 + math.exp(-epsilon)) + delta * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-    )
+    chance = 1 / (1 + math.exp(-epsilon))
+    return min(1.0, chance + delta * (1 - chance))
 
 
 _WORDS = {
@@ -265,26 +256,8 @@ _WORDS = {
     "add-remove": ("a user's taking part", "whether a user took part", "without one's data"),
 }
 """For each adjacency: the protected unit, the attacker's guess, and the neighbour."""
-_STRENGTHS = (
-    (1, "strong", "That is a strong guarantee."),
-    (
-        3,
-        "moderate",
-        "That is a moderate guarantee: the worst attack does far better than chance, and is still"
-        " often wrong.",
-    ),
-    (
-        10,
-        "weak",
-        "That is a weak guarantee: it does not rule out an attack that is nearly always right.",
-    ),
-    (
-        math.inf,
-        "very weak",
-        "This is practically no guarantee: an attack may succeed almost every time.",
-    ),
-)
-"""Levels of strength: largest epsilon, word and sentence."""
+_STRENGTHS = {1: "strong", 3: "moderate", 10: "weak", math.inf: "very weak"}
+"""Words for a guarantee, by the largest epsilon."""
 
 
 def sentence(report: Report, adjacency: Adjacency) -> str:
@@ -296,9 +269,10 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
     ceiling = attack_ceiling(report.epsilon, report.delta)
     # a share that rounds to 100 % is not called a bound
     share = f"at most {ceiling:.1%}" if ceiling < 0.9995 else "up to practically all"
+    strength = next(word for most, word in _STRENGTHS.items() if report.epsilon <= most)
     return (
         f"epsilon {report.epsilon:.4g} at delta {report.delta:g} for {unit} ({adjacency}) is"
-        f" {_strength(report.epsilon)[0]}: an attacker who guesses {question} is right {share} of"
+        f" {strength}: an attacker who guesses {question} is right {share} of"
         " the time (chance: 50%)."
     )
 
@@ -317,25 +291,15 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
             " odds of a single outcome may change by more, with a probability that can exceed"
             " delta."
         )
-        texts.append(_strength(report.epsilon)[1])
     if report.attack is not None and math.isfinite(report.epsilon):
-        proven = f"{report.epsilon:.4g}"
-        reached = f"{report.attack:.4g}"
         texts.append(
-            f"The true epsilon is {proven}, to four digits: the proven bound and what the noise"
-            " gives away to an observer who knows all else, both computed, agree."
-            if proven == reached
-            else f"The true epsilon lies between {reached} and {proven}, both computed from the"
-            " noise: the former is what an observer who knows all else gets, the latter is proven."
+            f"The true epsilon lies between {report.attack:.4g}, what the noise gives away to an"
+            f" observer who knows all else, and {report.epsilon:.4g}, which is proven. Neither"
+            " tests the code of the run, which an audit does (`fedrec audit`)."
         )
-        texts.append("Neither tests the code of the run, which an audit does (`fedrec audit`).")
     if len(report.phases) > 1:
         texts += [f"Phase {phase} alone: epsilon {e:.4g}." for phase, e in report.phases.items()]
     return [*texts, f"Method: {report.method}.", *report.caveats]
-
-
-def _strength(epsilon: float) -> tuple[str, str]:
-    return next((word, text) for most, word, text in _STRENGTHS if epsilon <= most)
 
 
 # Systems whose paper states an epsilon: that epsilon, and the exact cost of the noise schedule.

@@ -174,7 +174,7 @@ def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[flo
     accountant = Accountant(backend)
     try:
         for charge in charges:
-            accountant.step(charge.event, charge.count)
+            accountant.step(charge.event)
         return (accountant.epsilon(delta).epsilon if charges else 0.0), ""
     except ExperimentError as error:
         return None, f"{error.problem} ({error.got})"

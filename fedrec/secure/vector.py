@@ -83,7 +83,10 @@ def to_fixed_point(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
             server reads the error.
     """
     scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), bits))
-    if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too
+    most = float(limit(nodes))
+    if int(most) > limit(nodes):
+        most = math.nextafter(most, 0.0)
+    if not (np.abs(scaled) <= most).all():  # NaN fails too
         raise RefusalError(
             "a sum of updates is too large for secure aggregation",
             expected=f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g}",
@@ -98,12 +101,6 @@ def from_fixed_point(integers: np.ndarray, bits: int) -> np.ndarray:
     """Decode sums of `to_fixed_point` numbers, `uint64 [n]`, to `float64 [n]`; exact up to
     float64's 53 digits."""
     return np.ldexp(integers.view(np.int64).astype(np.float64), -bits)
-
-
-def _representable(most: int) -> float:
-    """The largest float64 that is not above an integer."""
-    nearest = float(most)
-    return nearest if int(nearest) <= most else math.nextafter(nearest, 0.0)
 
 
 # A reply as one vector.
@@ -261,11 +258,7 @@ def digest_of(order: TrainOrder, arrays: Mapping[str, np.ndarray]) -> bytes:
     parts = [json.dumps(settings, sort_keys=True).encode()]
     for name, value in sorted(arrays.items()):
         kind = f"{value.dtype.str} {list(value.shape)}"
-        parts += [name.encode(), kind.encode(), _digest_of_values(value)]
+        values = Hash(SHA256())
+        values.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
+        parts += [name.encode(), kind.encode(), values.finalize()]
     return keys.digest(b"training order", *parts)
-
-
-def _digest_of_values(value: np.ndarray) -> bytes:
-    values = Hash(SHA256())
-    values.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
-    return values.finalize()

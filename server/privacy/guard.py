@@ -138,11 +138,11 @@ class PhasePlans:
 
     def paid_rounds(self) -> int:
         """Number of rounds that the budget covers; further rounds are not run."""
-        if self.config.limit is None:
+        if self.config.epsilon is None:
             return len(self.order)
         return bisect_right(  # epsilon grows with every round
             range(1, len(self.order) + 1),
-            self.config.limit,
+            self.config.epsilon,
             key=lambda rounds: self._accountant(rounds).epsilon(self.delta).epsilon,
         )
 
@@ -176,7 +176,7 @@ class PhasePlans:
             yield f"Phase {phase}: {rounds} round{many}, {_drawn(plan)}; {_noise(plan)}"
         if paid < len(self.order):
             yield (
-                f"The budget of epsilon {self.config.limit:g} covers {paid} of"
+                f"The budget of epsilon {self.config.epsilon:g} covers {paid} of"
                 f" {len(self.order)} rounds."
             )
 
@@ -335,9 +335,8 @@ class Guard(RunExtension):
         }
         for phase, part in strategy.phases().items():
             part.privacy = self._guarded[phase]
-        self.ledger = Ledger(
-            run.path / "privacy.jsonl", config.backend, budget=config.limit, delta=self.phases.delta
-        )
+        limit = {"budget": config.epsilon, "delta": self.phases.delta}
+        self.ledger = Ledger(run.path / "privacy.jsonl", config.backend, **limit)
         self._lost: set[str] = set()  # phases that lost the noise of earlier rounds
         self._beside: list[str] = []
         self._lines_before = 0  # lines of the ledger before the present round
@@ -358,8 +357,8 @@ class Guard(RunExtension):
 
     def why_stop(self, round_number: int) -> str:
         """Return the reason to stop if the budget does not cover a round; else empty."""
-        event = self._due(round_number)
-        return "the privacy budget is spent" if self.ledger.would_exceed(event) else ""
+        exceeds = self.ledger.would_exceed(self._due(round_number))
+        return "the privacy budget is spent" if exceeds else ""
 
     def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return the epsilon spent so far."""
@@ -524,12 +523,8 @@ class Guard(RunExtension):
         a separate file."""
         noise = {f"{phase}/": self._guarded[phase].memory for phase in self._keeping()}
         if noise:
-            _save_noise(self.run, self._charges, add_prefix(noise))
-        return {_CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self._epsilon())}
-
-    @property
-    def _charges(self) -> int:
-        return sum(charge.count for charge in self.ledger.charges)
+            _save_noise(self.run, len(self.ledger.charges), add_prefix(noise))
+        return {_CHARGES: np.asarray(len(self.ledger.charges)), _SPENT: np.asarray(self._epsilon())}
 
     def _check_charges(self, charges: int, spent: float = 0.0) -> None:
         """Check that the ledger has all known charges of the run.
@@ -541,12 +536,13 @@ class Guard(RunExtension):
         Raises:
             RunError: some are missing.
         """
-        if self._charges < charges or (charges and self._epsilon() < spent * (1 - 1e-9)):
+        charged = len(self.ledger.charges)
+        if charged < charges or (charges and self._epsilon() < spent * (1 - 1e-9)):
             raise RunError(
                 f"{self.ledger.path} does not contain all charges of the run",
                 expected=f"at least {charges} charges, as the newest checkpoint says"
                 + (f", and epsilon {spent:.6g}" if spent else ""),
-                got=f"{self._charges}, and epsilon {self._epsilon():.6g}",
+                got=f"{charged}, and epsilon {self._epsilon():.6g}",
                 fix="restore the file from a backup; without it the privacy spent is unknown",
             )
 

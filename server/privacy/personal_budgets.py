@@ -23,7 +23,6 @@ from fedrec.components import registry
 from fedrec.data.population import check_declared_categories, check_independent_clients
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phases_of
-from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal import PersonalNoise, epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import append_durably, write_atomically
@@ -38,32 +37,12 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> _Person
 
     Raises:
         ExperimentError: cohorts are drawn from the operating system and so cannot be counted, or
-            some rounds have another step or sampler.
+            the strategy has phases, whose uploads have another cost.
     """
-    settings = run.experiment.settings(registry.STEP)
+    experiment = run.experiment
+    settings = experiment.settings(registry.STEP)
     if not isinstance(settings, PersonalNoise):
         return None
-    check_no_phases(run.experiment)
-    if settings.mode == "sound":
-        what = f"step {run.experiment.step.name}"
-        check_independent_clients(run.experiment, "replace-one", what)
-        check_declared_categories(run.experiment, what)
-    if run.experiment.hides_cohorts:
-        raise ExperimentError(
-            "uploads of single users cannot be counted where cohorts are secret",
-            fix="leave out [privacy] and set step.noise = 'secure'",
-        )
-    return _PersonalAccounts(
-        run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients
-    )
-
-
-def check_no_phases(experiment: Experiment) -> None:
-    """Check that users upload only by the experiment's step, whose cost is known.
-
-    Raises:
-        ExperimentError: its strategy has phases.
-    """
     phases = phases_of(experiment)
     if len(phases) > 1:
         raise ExperimentError(
@@ -71,6 +50,18 @@ def check_no_phases(experiment: Experiment) -> None:
             got=f"{experiment.strategy.name!r} with {', '.join(phase.name for phase in phases)}",
             fix="set strategy.name = 'reptile', or choose a step without users' own noise",
         )
+    if settings.mode == "sound":
+        what = f"step {experiment.step.name}"
+        check_independent_clients(experiment, "replace-one", what)
+        check_declared_categories(experiment, what)
+    if experiment.hides_cohorts:
+        raise ExperimentError(
+            "uploads of single users cannot be counted where cohorts are secret",
+            fix="leave out [privacy] and set step.noise = 'secure'",
+        )
+    return _PersonalAccounts(
+        run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients
+    )
 
 
 class _PersonalAccounts(RunExtension):
@@ -121,7 +112,7 @@ class _PersonalAccounts(RunExtension):
         return {
             "clients": asked.index.to_numpy(),
             "asked": asked.to_numpy(),
-            "lines": np.asarray(len(self._rounds())),
+            "lines": np.asarray(len(_uploads_in(self._file))),
         }
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
@@ -136,7 +127,7 @@ class _PersonalAccounts(RunExtension):
 
     def _charge_since(self, start: int, *, least: int) -> None:
         """Charge the recorded rounds from a line on; fewer lines than `least` raise an error."""
-        rounds = self._rounds()
+        rounds = _uploads_in(self._file)
         if self.settings.noise == "secure" and len(rounds) < least:
             raise RunError(
                 f"{self._file} does not contain all rounds in which clients were asked",
@@ -163,15 +154,12 @@ class _PersonalAccounts(RunExtension):
             RunError: it could not be written.
         """
         if self.settings.noise == "secure":  # the same bits again are not a new release
-            self._write_down(round_number)
+            before = self._file.read_bytes() if self._file.exists() else b""
+            whole = before[-1:] in (b"", b"\n")  # otherwise a crash cut off the last line
+            line = (b"" if whole else b"\n") + f"{round_number}\n".encode()
+            wanted = "a line on disk before clients are asked"
+            append_durably(self._file, line, end=len(before), expected=wanted)
         self._charge(round_number)
-
-    def _write_down(self, round_number: int) -> None:
-        before = self._file.read_bytes() if self._file.exists() else b""
-        whole = before[-1:] in (b"", b"\n")  # otherwise a crash cut off the last line
-        line = (b"" if whole else b"\n") + f"{round_number}\n".encode()
-        wanted = "a line on disk before clients are asked"
-        append_durably(self._file, line, end=len(before), expected=wanted)
 
     def why_stop(self, round_number: int) -> str:
         """Return the reason to stop if no user's budget covers another round; else empty."""
@@ -186,10 +174,6 @@ class _PersonalAccounts(RunExtension):
             self._add(pd.Series(0, index=self.cohorts.clients))
         return epsilon_table(self.settings, self._asked.index.tolist(), self._asked.tolist())
 
-    def _rounds(self) -> list[int]:
-        """Rounds in which clients were asked, in order, if recorded."""
-        return _uploads_in(self._file) if self._file.exists() else []
-
     def report(self, rounds: int) -> dict[str, Any]:
         """Write `epsilons.csv`, and return the report."""
         table = self.table()
@@ -199,11 +183,13 @@ class _PersonalAccounts(RunExtension):
 
 
 def _uploads_in(file: Path) -> list[int]:
-    """Read the rounds in which clients were asked, in order, from their file.
+    """Read the rounds in which clients were asked, in order, from their file, if any.
 
     Raises:
         RunError: it is damaged; the users' spent budgets would be underestimated.
     """
+    if not file.exists():
+        return []
     fix = "restore it from a backup; without it what users have spent is unknown"
     with reading(file, "the number of a round in each line", fix):
         rounds = [int(line) for line in file.read_bytes().decode("ascii").splitlines()]

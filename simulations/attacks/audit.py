@@ -4,59 +4,48 @@ test the claim of each phase with noise.
 
 Sampler, strategy, messages, clip and noise are those of the experiment: they are what is tested
 (`simulations.attacks.systems` has what is added, `fedrec.attacks` the statistics). The claim is
-what the run's privacy ledger states, or that of the settings.
+what the run's privacy ledger states.
 """
 
 from __future__ import annotations
 
 import io
-import math
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedrec.attacks.audit import Audit, Audited, audit, check_charges
 from fedrec.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
-from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
+from fedrec.components.registry import MODEL
 from fedrec.components.sections import component_of
 from fedrec.config import Config
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.phases import MAIN, phase_at, phases_of
+from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant, Charge, Ledger
 from fedrec.privacy.accounting.events import CorrelatedRounds
 from fedrec.privacy.mechanisms import Banded, Gaussian, inverse
 from fedrec.privacy.plan import Plan
-from fedrec.protocol.serialization import from_record, zero_copy_arrays
 from fedrec.runs.folder import Result, RunFolder
 from fedrec.runtime.files import open_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from server.callbacks import Observer
-from server.checkpoint import make_strategy
+from server.checkpoint import make_strategy, reading
 from server.cohort import SampledCohorts
 from server.privacy.guard import PhasePlans
 from simulations.attacks.base import Attack, Attacked, AttackOutcome, AttackRun
 from simulations.attacks.systems import changes_for, kind_of
-from strategies.base import Aggregate, Cohorts, CohortStrategy, parts_of, server_rate
+from strategies.base import Aggregate, parts_of
 
-# Claim of an audited run, and its releases along the canaries' directions.
-#
-# The release of a private run is the noisy mean update that `DpFedAvg` gives to the strategy. For
-# other runs it is computed from the global parameters before and after a round, so that any
-# strategy can be audited that adds `server-lr` times a noisy mean to them.
+# Claim of an audited run, and its releases along the canaries' directions: the noisy mean updates
+# that `DpFedAvg` gives to the strategy.
 
 _FILE = "canaries.npz"
-_DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
-
 
 # Arrays of each phase in the file: `rounds`, `int64 [T]`, those with releases; `released`, `float64
 # [T, k]`, along each canary's direction; `quiet`, `float64 [T, n]`, along directions in which no
@@ -105,13 +94,10 @@ class _Watch(Observer):
         self._room = getattr(component_of(MODEL, run.experiment.model, schema), "room", {})
 
     def observe(self, strategy: Strategy) -> None:
-        """Record the noisy mean update of each private phase; without `[privacy]`, each round's
-        change of the parameters."""
-        private = [part for part in parts_of(strategy) if getattr(part, "privacy", None)]
-        for part in private:
-            part.apply = self._recording(part.apply)  # type: ignore[attr-defined, union-attr]
-        if not private:
-            self._compare(strategy)
+        """Record the noisy mean update of each phase."""
+        for part in parts_of(strategy):
+            if getattr(part, "privacy", None):
+                part.apply = self._recording(part.apply)  # type: ignore[attr-defined, union-attr]
 
     def _recording(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
@@ -121,31 +107,6 @@ class _Watch(Observer):
             return apply(theta, aggregate)
 
         return recorded
-
-    def _compare(self, strategy: Strategy) -> None:
-        """Record what each round changes in the parameters."""
-        configure = strategy.configure_train
-        aggregate = strategy.aggregate_train
-        before: dict[str, np.ndarray] = {}
-
-        def configured(number: int, arrays: ArrayRecord, *others: Any) -> Any:
-            before.clear()
-            before.update(from_record(arrays))
-            return configure(number, arrays, *others)
-
-        def compared(number: int, replies: Any) -> Any:
-            arrays, metrics = aggregate(number, replies)
-            after = before if arrays is None else zero_copy_arrays(arrays)
-            rate = _rate(self._experiment, number)
-            changes = {
-                name: (after[name].astype(old.dtype).astype(np.float64) - old) / rate
-                for name, old in before.items()
-            }
-            self._record(number, changes)
-            return arrays, metrics
-
-        strategy.configure_train = configured  # type: ignore[method-assign]
-        strategy.aggregate_train = compared  # type: ignore[method-assign]
 
     def on_end(self, result: Result) -> None:
         """Save the recorded releases."""
@@ -180,13 +141,6 @@ class _Watch(Observer):
         }
 
 
-def _rate(experiment: Experiment, round_number: int) -> float:
-    """Factor of a round's noisy mean in the strategy."""
-    if not issubclass(resolve(STRATEGY, experiment.strategy.name), CohortStrategy):
-        return 1.0
-    return server_rate(experiment.settings(STRATEGY), round_number)
-
-
 def _observed(
     run: RunFolder, plans: Mapping[str, CanaryPlan]
 ) -> dict[str, tuple[list[int], Observations]]:
@@ -196,6 +150,10 @@ def _observed(
         ExperimentError: no phase has releases.
         RunError: the releases were not recorded, or their file is damaged.
     """
+    experiment = run.experiment
+    clients = POPULATIONS.population(experiment).partition.training_clients
+    drawn = SampledCohorts.without_nodes(experiment, clients)
+    parts = make_strategy(experiment, drawn).phases()  # type: ignore[attr-defined]
     observations = {}
     for phase, releases in _read_releases(run.path, plans).items():
         plan = plans[phase]
@@ -203,7 +161,7 @@ def _observed(
         rounds = releases["rounds"].tolist()
         if not rounds:  # the budget may have ended the run early
             continue
-        cohorts = _cohorts(run.experiment, phase)
+        cohorts = parts[phase].cohorts
         seen = Observations(
             releases["released"],
             np.array([np.isin(canaries, cohorts.sample(number)) for number in rounds]),
@@ -214,17 +172,9 @@ def _observed(
         )
         observations[phase] = rounds, seen
     if not observations:
-        fix = "raise privacy.budget or the noise"
+        fix = "raise privacy.epsilon or the noise"
         raise ExperimentError("the budget is too small for a round to audit", fix=fix)
     return observations
-
-
-def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
-    """Cohorts of a phase of an audited run."""
-    clients = POPULATIONS.population(experiment).partition.training_clients
-    drawn = SampledCohorts.without_nodes(experiment, clients)
-    strategy = make_strategy(experiment, drawn)
-    return strategy.phases()[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
 
 
 def _read_releases(
@@ -236,63 +186,20 @@ def _read_releases(
         RunError: their file is missing, or was not written by an audit.
     """
     file = folder / _FILE
-    shown = "no such file"
-    try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
-            tables = {name: arrays[name] for name in arrays.files}
+    expected = f"releases of the phases {', '.join(plans)}, written when an audited run ended"
+    with (
+        reading(file, expected, f"remove the folder {file.parent} and audit again"),
+        np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays,
+    ):
+        tables = dict(arrays)
         released = {phase: strip_prefix(f"{phase}/", tables) for phase in plans}
-        if all(_fit(arrays, plans[phase].count) for phase, arrays in released.items()):
-            return released
-        shown = ", ".join(
-            f"{name} {value.dtype} {list(value.shape)}" for name, value in tables.items()
-        )
-    except FileNotFoundError:
-        pass
-    except _DAMAGED as e:
-        shown = str(e) or type(e).__name__
-    raise RunError(
-        f"{file} does not contain the releases of an audited run",
-        expected=f"arrays of the phases {', '.join(plans)}, written when the run ended",
-        got=shown,
-        fix=f"remove the folder {file.parent} and audit again",
-    )
-
-
-def _check_auditable(experiment: Experiment, *, stated: bool) -> None:
-    """Check that an audit can test the experiment.
-
-    Args:
-        experiment: the experiment, resolved.
-        stated: whether the claim is given on the command line, instead of `[privacy]`.
-
-    Raises:
-        ExperimentError: the audit does not support the experiment.
-    """
-    strategy = resolve(STRATEGY, experiment.strategy.name)
-    phased = issubclass(strategy, CohortStrategy) and strategy.phases is not CohortStrategy.phases
-    still = experiment.privacy is None and _rate(experiment, experiment.rounds) <= 0
-    rules = {
-        "the engine flower": (experiment.engine.name == "flower", "--engine serial"),
-        "late or unavailable clients": (
-            experiment.known_cohorts,
-            "audit the experiment without [closing], [asynchronous] and device availability",
-        ),
-        "a single claim for a strategy with several phases": (
-            stated and phased,
-            "add [privacy] and leave out --clip and --noise-std",
-        ),
-        "final rounds with a server rate of 0, in which the parameters do not change": (
-            stated and still,
-            f"--set strategy.anneal-rounds={experiment.rounds}",
-        ),
-    }
-    for problem, (applies, fix) in rules.items():
-        if applies:
-            raise ExperimentError(f"an audit does not support {problem}", fix=fix)
+        if not all(_fit(arrays, plans[phase].count) for phase, arrays in released.items()):
+            raise ValueError("arrays of another shape or type")
+        return released
 
 
 def _noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
-    """Privacy plans of an experiment's phases with noise.
+    """Privacy plans of an experiment's phases.
 
     Args:
         experiment: the experiment, resolved.
@@ -301,27 +208,37 @@ def _noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
     Raises:
         ExperimentError: `[privacy]` is missing, or canaries cannot test it.
     """
-    if experiment.privacy is None:
-        raise ExperimentError(
-            f"experiment {experiment.name!r} makes no privacy claim",
-            fix="add [privacy], or --clip S --noise-std SIGMA (and --epsilon E --delta D)",
-        )
     privacy = experiment.privacy
+    if privacy is None:
+        raise ExperimentError(
+            f"experiment {experiment.name!r} makes no privacy claim", fix="add [privacy]"
+        )
     rules = {
-        # the other sign of a canary is another client
-        "adjacency": (privacy.adjacency != "replace-one", "replace-one"),
-        "mechanism": (not isinstance(privacy.noise(), Gaussian | Banded), "gaussian or banded"),
-        "placement": (privacy.placement == "local", "central or distributed, as it observes sums"),
-        "mode": (privacy.mode == "secure", "reproducible, as the cohorts must be known"),
+        "the engine flower": (experiment.engine.name == "flower", "--engine serial"),
+        "late or unavailable clients": (
+            experiment.known_cohorts,
+            "audit the experiment without [closing], [asynchronous] and device availability",
+        ),
+        f"privacy.adjacency = {privacy.adjacency!r}": (
+            privacy.adjacency != "replace-one",
+            "--set privacy.adjacency=replace-one: the other sign of a canary is another client",
+        ),
+        f"privacy.mechanism = {privacy.mechanism!r}": (
+            not isinstance(privacy.noise(), Gaussian | Banded),
+            "--set privacy.mechanism=gaussian, or banded",
+        ),
+        "privacy.placement = 'local'": (
+            privacy.placement == "local",
+            "--set privacy.placement=central, or distributed: an audit observes sums",
+        ),
+        "privacy.mode = 'secure'": (
+            privacy.mode == "secure",
+            "--set privacy.mode=reproducible, as the cohorts must be known",
+        ),
     }
-    for key, (broken, expected) in rules.items():
-        if broken:
-            raise ExperimentError(
-                f"an audit does not support this value of 'privacy.{key}'",
-                expected=expected,
-                got=repr(privacy.table().get(key)),
-                fix=f"--set privacy.{key}=... for the audit",
-            )
+    for problem, (applies, fix) in rules.items():
+        if applies:
+            raise ExperimentError(f"an audit does not support {problem}", fix=fix)
     return PhasePlans.before_a_run(experiment, np.arange(clients)).plans
 
 
@@ -336,7 +253,7 @@ def _charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privac
     """
     accountant = Accountant(plan.config.backend)
     for charge in charges:
-        accountant.step(charge.event, charge.count)
+        accountant.step(charge.event)
     mechanism = plan.mechanism
     correlated = any(isinstance(charge.event, CorrelatedRounds) for charge in charges)
     multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)
@@ -364,32 +281,17 @@ _COLUMNS = (
 )
 
 
-class AuditConfig(Config):
-    """Settings of an audit. The claim is that of the run's privacy ledger for each phase with
-    noise, unless clip and noise are given."""
+_OVERSHOOT = 10.0
+"""Norm of the canaries' updates in units of S, to test clipping."""
 
-    clip: float | None = None
-    """Claimed clip norm S (L2) of a client's update; default: from [privacy]."""
-    noise_std: float | None = None
-    """Claimed standard deviation of the noise in each coordinate of the mean update; default: from
-    [privacy]."""
-    epsilon: float | None = None
-    """Claimed epsilon under replace-one, for all rounds and the population with canaries; default:
-    that of as many Gaussian releases without amplification by sampling."""
-    delta: float = 1e-5
-    """Delta of the claimed epsilon."""
+
+class AuditConfig(Config):
+    """Settings of an audit."""
+
     canaries: int = Field(default=1000, ge=20)
     """Number of canary clients per run."""
     seeds: int = Field(default=1, ge=1)
     """Number of runs."""
-    overshoot: float = Field(default=10.0, gt=0)
-    """Norm of the canaries' updates in units of S, to test clipping."""
-
-    @model_validator(mode="after")
-    def _is_a_whole_claim(self) -> Self:
-        if (self.clip is None) != (self.noise_std is None):
-            raise ValueError("give both --clip and --noise-std, or neither")
-        return self
 
 
 class CanaryAudit(Attack):
@@ -412,9 +314,7 @@ class CanaryAudit(Attack):
             ExperimentError: the experiment cannot be audited.
         """
         experiment = attacked.experiment
-        stated = self.config.clip is not None
-        _check_auditable(experiment, stated=stated)
-        self._plans = {} if stated else _noisy_plans(experiment, self._clients(attacked))
+        self._plans = _noisy_plans(experiment, len(attacked.users) + self.config.canaries)
         runs = {}
         for number in range(self.config.seeds):
             plans = self._canaries(attacked, number)
@@ -443,29 +343,17 @@ class CanaryAudit(Attack):
             result, result.table(), _rows(result), lines, result.verdict, result.reasons()
         )
 
-    def _clients(self, attacked: Attacked) -> int:
-        """Number of training clients, canaries included."""
-        return len(attacked.users) + self.config.canaries
-
     def _canaries(self, attacked: Attacked, number: int) -> dict[str, CanaryPlan]:
-        """Canaries of each audited phase of run `number`, from 0."""
-        experiment = attacked.experiment
-        common: dict[str, Any] = {
-            "first": attacked.population.interactions.num_users,
-            "count": self.config.canaries,
-            "seed": attacked.seed_of("audit-run", number),
-        }
-        if self.config.clip is not None:
-            if experiment.privacy is not None:
-                common["parameters"] = experiment.privacy.parameters
-            return {MAIN: CanaryPlan(magnitude=self.config.overshoot * self.config.clip, **common)}
-        phases = {phase.name: phase for phase in phases_of(experiment)}
+        """Canaries of each phase of run `number`, from 0."""
+        phases = {phase.name: phase for phase in phases_of(attacked.experiment)}
         return {
             name: CanaryPlan(
-                magnitude=self.config.overshoot * plan.clip_norm,
+                first=attacked.population.interactions.num_users,
+                count=self.config.canaries,
+                magnitude=_OVERSHOOT * plan.clip_norm,
+                seed=attacked.seed_of("audit-run", number),
                 parameters=plan.config.parameters,
                 kind=kind_of(phases[name]),
-                **common,
             )
             for name, plan in self._plans.items()
         }
@@ -475,52 +363,15 @@ class CanaryAudit(Attack):
         plans = self._canaries(attacked, number)
         phases = phases_of(run.experiment)
         ledger = Ledger(run.path / "privacy.jsonl")
-        private = attacked.experiment.privacy is not None
         for phase, (rounds, seen) in _observed(run, plans).items():
             charges = [c for c in ledger.charges if phase_at(phases, c.round_number).name == phase]
-            paid = [charge.round_number for charge in charges]
             yield Audited(
                 seen,
-                self._claim(attacked, phase, charges, len(rounds)),
-                (check_charges(rounds, paid),) if private else (),
+                _charged_claim(self._plans[phase], charges, len(rounds)),
+                (check_charges(rounds, [charge.round_number for charge in charges]),),
                 run=number + 1,
                 phase=phase if len(plans) > 1 else "",
             )
-
-    def _claim(
-        self, attacked: Attacked, phase: str, charges: list[Charge], rounds: int
-    ) -> PrivacyClaim:
-        """Claim on the releases of a phase.
-
-        Raises:
-            ExperimentError: the sampler does not define the mean cohort size.
-        """
-        stated = self.config
-        if stated.clip is None or stated.noise_std is None:
-            return _charged_claim(self._plans[phase], charges, rounds)
-        clients = self._clients(attacked)
-        experiment = attacked.experiment
-        everyone = np.arange(clients)
-        cohort = component_of(
-            SAMPLER, experiment.sampler, everyone, experiment.seed
-        ).expected_cohort
-        if cohort is None:
-            raise ExperimentError(
-                f"sampler {experiment.sampler.name!r} has no known sampling rate",
-                fix="use sampler full, fixed-size or poisson, or define `expected_cohort`",
-            )
-        claim = PrivacyClaim(
-            stated.clip,
-            cohort,
-            stated.noise_std,
-            min(1.0, cohort / clients),
-            rounds,
-            stated.delta,
-            math.inf if stated.epsilon is None else stated.epsilon,
-        )
-        if stated.epsilon is None:  # of as many Gaussian releases without amplification
-            return replace(claim, epsilon=claim.known_epsilon(rounds))
-        return claim
 
 
 def _rows(audit: Audit) -> list[list[str]]:

@@ -37,7 +37,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment, load
 from fedrec.rng import seed_sequence
-from fedrec.runtime.files import finite, open_atomically, write_json
+from fedrec.runtime.files import finite, write_json
 from server.callbacks import Callback
 from simulations.attacks.systems import (
     TrainedSystem,
@@ -172,17 +172,10 @@ class MembershipAttack(Attack):
 
     A subclass has its settings derived from `MembershipConfig`, and `suspicion`. The target is
     trained by half of the users, unless `trainings` differs, and all users are attacked.
-
-    Attributes:
-        details: further numbers for the saved outcome.
     """
 
     Config = MembershipConfig
     config: MembershipConfig
-
-    def __init__(self, config: MembershipConfig, seed: int) -> None:
-        super().__init__(config, seed)
-        self.details: dict[str, Any] = {}
 
     @abstractmethod
     def suspicion(self, attacked: Attacked) -> np.ndarray:
@@ -210,7 +203,7 @@ class MembershipAttack(Attack):
         success = measure(suspicion, member, threshold=self.threshold(suspicion))
         claimed = self.config.epsilon
         ceilings = {} if claimed is None else success.ceilings(claimed, self.config.delta)
-        table = {"success": success.table(), **self.details, "ceilings": ceilings}
+        table = {"success": success.table(), "ceilings": ceilings}
         line = f"{success.members} members, {success.others} others."
         return AttackOutcome(success, table, _figure_rows(_figures(success), ceilings), [line])
 
@@ -383,13 +376,10 @@ class PrivRecAttack(MembershipAttack):
         popularity = np.bincount(items, minlength=data.num_items)
         describer = Describer(data.user_features, data.item_features, popularity)
         lists = attacked.target.lists(attacked.users, _LENGTH)
-        there = describer.describe(attacked.users, lists)
-        # equal descriptions cannot be distinguished
-        self.details["descriptions"] = len(np.unique(there, axis=0))
         return forest_scores(
             describer.describe(known, shadow.lists(known, _LENGTH)),
             np.isin(known, shadow.members),
-            there,
+            describer.describe(attacked.users, lists),
             seed=self.seed,
             trees=self.config.trees,
         )
@@ -458,18 +448,11 @@ class Lira(Fit):
         return {**super().trainings(attacked), **shadows}
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """Scores `float64 [users]`, see `lira_scores`; the signals are saved in `signals.npz`."""
-        users = attacked.users
+        """Scores `float64 [users]`, see `lira_scores`."""
         shadows = [system for name, system in attacked.systems.items() if name != TARGET]
-        arrays = {
-            "target": self.signals(attacked, attacked.target),
-            "member": np.isin(users, attacked.target.members),
-            "shadows": np.stack([self.signals(attacked, shadow) for shadow in shadows]),
-            "masks": np.stack([np.isin(users, shadow.members) for shadow in shadows]),
-        }
-        with open_atomically(attacked.folder / "signals.npz") as file:
-            np.savez(file, users=users, **arrays)
-        return lira_scores(arrays["target"], arrays["shadows"], arrays["masks"])
+        signals = np.stack([self.signals(attacked, shadow) for shadow in shadows])
+        members = np.stack([np.isin(attacked.users, shadow.members) for shadow in shadows])
+        return lira_scores(self.signals(attacked, attacked.target), signals, members)
 
     def threshold(self, suspicion: np.ndarray) -> float:
         """Threshold of the log ratio: 0, a ratio of 1."""

@@ -424,19 +424,15 @@ def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict
 
     Args:
         experiment: the experiment, resolved.
-        plans: the canaries of each audited phase, equally many.
+        plans: the canaries of each phase, equally many.
     """
     count = next(iter(plans.values())).count
     items = 2 * count if any(plan.kind == "rows" for plan in plans.values()) else 0
     phases = phases_of(experiment)
 
     def planted(step: Section) -> Section:
-        """Add the canaries of its phase to a step; unchanged if the phase is not audited."""
-        chosen = [
-            plans[phase.name]
-            for phase in phases
-            if phase.name in plans and phase.has_step(step_table(step))
-        ]
+        """Add the canaries of its phases to a step; unchanged if no phase has it."""
+        chosen = [plans[phase.name] for phase in phases if phase.has_step(step_table(step))]
         if not chosen:
             return step
         plan = max(chosen, key=lambda plan: plan.magnitude)

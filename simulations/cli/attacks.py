@@ -35,8 +35,7 @@ from simulations.cli.options import (
 _AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1
 on FAIL.
 
-The claim is that of the run's privacy ledger for each phase with noise, or that of --clip and
---noise-std.
+The claim is that of the run's privacy ledger, for each phase.
 """
 _FOLDER = "Folder of the runs; finished runs are reused."
 _COLOURS = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}

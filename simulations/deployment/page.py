@@ -90,7 +90,7 @@ def _run_part(folder: Path) -> _RunPart:
     ]
     if experiment.privacy is not None:
         spent = "none yet" if "epsilon" not in rounds else f"{rounds['epsilon'].iloc[-1]:.4g}"
-        most = experiment.privacy.budget
+        most = experiment.privacy.epsilon
         facts.append(("epsilon spent", spent))
         facts.append(("budget", "none set" if most is None else f"epsilon {most:g}"))
     if "dropped-replies" in rounds:

@@ -105,19 +105,6 @@ def test_what_is_left_out_is_sent_later(run_tiny, monkeypatch):
         assert np.allclose(sent[client] + left[client], whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("feedback", ["true", "false"])
-def test_what_is_left_out_is_kept_with_error_feedback_alone(run_tiny, monkeypatch, feedback):
-    saved: list = []
-    monkeypatch.setattr(
-        "clients.round._save_private",
-        lambda node, private, round_: saved.extend(values for _, values in private),
-    )
-    run_tiny(f"compression={{name='top-k', share=0.2, error-feedback={feedback}}}")
-    names = {name for arrays in saved for name in arrays}
-    assert bool(names) == (feedback == "true")
-    assert all(name.startswith("compression/") for name in names)
-
-
 def test_what_is_left_out_is_saved_beside_private_parameters(run_tiny, monkeypatch):
     saved: list = []
     monkeypatch.setattr(

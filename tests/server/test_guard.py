@@ -15,6 +15,7 @@ from flwr.app import MetricRecord
 from clients import sums as update_sum
 from fedrec.errors import ComponentError, ExperimentError, RunError
 from fedrec.privacy import mechanisms
+from fedrec.privacy import plan as noise
 from fedrec.privacy.accounting import accountant as module
 from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from fedrec.privacy.accounting.events import NoisyRound
@@ -115,7 +116,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
     monkeypatch.setattr(Ledger, "charge", pay)
     drawn, sent, applied = [], [], []
 
-    def noise(self, arrays, scale, source, number, *more, **settings):
+    def add(self, arrays, scale, source, number, *more, **settings):
         if "memory" in settings:  # the server's
             drawn.append((number, number in paid))
         return draw(self, arrays, scale, source, number, *more, **settings)
@@ -130,7 +131,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
             sent.append(len(paid) > len(sent))
         return train(self, messages, **more)
 
-    monkeypatch.setattr(mechanisms, "add_noise", noise)
+    monkeypatch.setattr(mechanisms, "add_noise", add)
     monkeypatch.setattr(Reptile, "apply", use)
     monkeypatch.setattr(grid.SerialGrid, "send_and_receive", send)
     run_tiny(PRIVATE, f"privacy.placement={placement}", "rounds=3", *CHEAP)
@@ -151,9 +152,12 @@ def test_a_crash_before_the_charge_costs_nothing(run_tiny, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("paid", [1, 3])
-def test_a_run_stops_before_the_round_that_would_exceed_the_budget(run_tiny, paid):
+def test_a_run_stops_before_the_round_that_would_exceed_the_target(run_tiny, monkeypatch, paid):
+    """If the calibrated noise is too little for all rounds together."""
+    monkeypatch.setattr(noise, "_calibrated", lambda *of: 1.0)
     budget = np.mean(own_epsilons(paid + 1)[-2:])
-    result = run_tiny(PRIVATE, f"privacy.budget={budget}", "rounds=6", "checkpoint.every=5", *CHEAP)
+    target = f"privacy={{clip-norm=1.0, epsilon={budget}, backend='autodp'}}"
+    result = run_tiny(target, "rounds=6", "checkpoint.every=5", *CHEAP)
     assert len(result.rounds) == paid and charges(result.folder) == list(range(1, paid + 1))
     assert result.rounds["epsilon"].iloc[-1] <= budget
     assert RunFolder(result.folder).status() == {"state": "finished", "round": paid}
@@ -546,8 +550,11 @@ def test_the_result_of_a_round_with_another_charge_is_not_used(run_tiny, tmp_pat
     assert charges(tmp_path / "run") == [1] and RunFolder(tmp_path / "run").status()["round"] == 0
 
 
-def test_a_budget_for_not_even_one_round_gives_the_first_parameters_and_claims_nothing(run_tiny):
-    result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.1, budget=1e-3}", *CHEAP)
+def test_a_target_below_one_round_gives_the_first_parameters_and_claims_nothing(
+    run_tiny, monkeypatch
+):
+    monkeypatch.setattr(noise, "_calibrated", lambda *of: 0.1)
+    result = run_tiny("privacy={clip-norm=1.0, epsilon=1e-3}", *CHEAP)
     assert len(result.rounds) == 0 and charges(result.folder) == []
     assert RunFolder(result.folder).status() == {"state": "finished", "round": 0}
     told = " ".join(result.privacy)

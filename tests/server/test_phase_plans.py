@@ -12,6 +12,7 @@ from scipy.special import ndtr
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
+from fedrec.privacy import plan
 from fedrec.privacy.accounting.sampling import Full, of_sampler
 from server.privacy.guard import PhasePlans
 from strategies.phases import TwoStage
@@ -43,16 +44,13 @@ def plans(tiny_experiment):
         ("privacy={clip-norm=1.0, noise-multiplier=1.0}",),
         (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}"),
         (*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", BIASES),
-        (
-            *POPULARITY,
-            "privacy={clip-norm=1.0, noise-multiplier=1.0}",
-            BIASES,
-            "privacy.budget=4.0",
-        ),
+        (*POPULARITY, "privacy={clip-norm=1.0, epsilon=4.0}", BIASES),
     ],
-    ids=("one phase", "two", "noise factor", "budget"),
+    ids=("one phase", "two", "noise factor", "too little noise"),
 )
-def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, overrides):
+def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, monkeypatch, overrides):
+    if "epsilon=4.0" in str(overrides):
+        monkeypatch.setattr(plan, "_calibrated", lambda *of: 1.0)
     told = plans(*overrides, "rounds=5", CHEAP)
     result = run_tiny(*overrides, "rounds=5", CHEAP)
     forecast = told.forecast()
@@ -96,8 +94,9 @@ def test_all_phases_together_meet_a_target_for_any_factors(plans):
         assert ratio == pytest.approx(factor)
 
 
-def test_a_budget_that_ends_the_run_early_is_reported(plans):
-    told = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", "rounds=50", "privacy.budget=6.0")
+def test_a_target_that_ends_the_run_early_is_reported(plans, monkeypatch):
+    monkeypatch.setattr(plan, "_calibrated", lambda *of: 1.0)
+    told = plans("privacy={clip-norm=1.0, epsilon=6.0}", "rounds=50")
     paid = told.paid_rounds()
     assert 0 < paid < 50
     phase, *_, end = told.phase_lines()
@@ -157,12 +156,12 @@ def test_clients_of_an_adversary_change_nobodys_charge(plans, run_tiny, override
     attacked = (*private, "adversary={attack='random', share=0.18}")
     (alone,) = plans(*private).plans.values()
     found = plans(*attacked)
-    (plan,) = found.plans.values()
-    assert plan.sampling.rate == pytest.approx(alone.sampling.rate)
-    assert plan.noise_multiplier == pytest.approx(alone.noise_multiplier)
-    assert plan.delta == alone.delta == pytest.approx(1e-5)
+    (beside,) = found.plans.values()
+    assert beside.sampling.rate == pytest.approx(alone.sampling.rate)
+    assert beside.noise_multiplier == pytest.approx(alone.noise_multiplier)
+    assert beside.delta == alone.delta == pytest.approx(1e-5)
     honest = alone.clients
-    assert (plan.clients, plan.honest, alone.honest) == (honest + 3, honest, honest)
+    assert (beside.clients, beside.honest, alone.honest) == (honest + 3, honest, honest)
     assert found.forecast().epsilon == pytest.approx(plans(*private).forecast().epsilon)
     assert any(
         f"controls 3 of the {honest + 3} clients" in line for line in found.forecast().caveats

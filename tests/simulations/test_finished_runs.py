@@ -14,7 +14,6 @@ from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
 from server.central import baseline_privacy
 from simulations import runner
-from simulations.cli.privacy import _personal_epsilons
 from simulations.own_table import OwnTable
 from simulations.runner import _write_amended, discard
 from tests.captured_noise import captured, sensitivities
@@ -451,40 +450,3 @@ def test_what_is_public_is_printed(private, capsys):
     said = capsys.readouterr().err
     assert "the list of 30 items, the number of 60 users and a mean of about 8 items" in said
     assert "the threshold of ratings, 3, is given" in said
-
-
-# True and nominal epsilons of users, from the experiment only.
-
-DPVAE = (
-    "model={name='vae', hidden=6, latent=3}",
-    "evaluation.fine-tune={epochs=0}",
-    "rounds=40",
-    "sampler={name='limited', cohort=6, participations=5}",
-)
-
-
-def test_calibrated_noise_keeps_all_users_within_the_budget(call, tiny_file, tmp_path):
-    given = ("privacy", "users", tiny_file, "--output", tmp_path / "users.csv")
-    _, out, _ = call(*given, sets=(*DPVAE, "step={name='dpvae', participations=5}"))
-    table = pd.read_csv(tmp_path / "users.csv")
-    assert "0 of 18 users spent more" in out and f"{table['nominal'].max():.4g}" in out
-    assert len(table) == 18 and (table["uploads"] == 5).all() and table["nominal"].nunique() == 18
-    np.testing.assert_allclose(table["replace-one"], table["nominal"], rtol=1e-6)
-    assert (table["add-remove"] < table["nominal"]).all()
-
-
-def test_the_papers_noise_overspends(load_tiny):
-    # Thirty uploads at delta 1 / 80,000: the reference of the accountant's own test.
-    step = "step={name='dpvae', budgets='equal', delta=1.25e-5}"
-    more = ("rounds=120", "sampler.participations=30", step)
-    table = _personal_epsilons(load_tiny(*DPVAE, *more))
-    assert (table["uploads"] == 30).all() and np.allclose(table["nominal"], 1)
-    assert np.allclose(table["replace-one"], 11.66, atol=0.006)
-    assert np.allclose(table["add-remove"], 5.05, atol=0.006)
-    early = _personal_epsilons(load_tiny(*DPVAE, *more), rounds=1)
-    assert early["uploads"].sum() == 6 and (early["replace-one"][early["uploads"] == 0] == 0).all()
-
-
-def test_other_steps_have_no_personal_budgets(load_tiny):
-    with pytest.raises(ExperimentError, match="dpvae"):
-        _personal_epsilons(load_tiny())

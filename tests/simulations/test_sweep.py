@@ -163,7 +163,7 @@ def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
     together = Accountant("pld")
     for ledger in sorted((tmp_path / "sweep").glob("runs/*/privacy.jsonl")):
         for charge in Ledger(ledger).charges:
-            together.step(charge.event, charge.count)
+            together.step(charge.event)
     one = RunFolder(tmp_path / "sweep" / "runs" / "0001-seed0").read_result().rounds["epsilon"]
     assert found.total.runs == 4
     assert found.total.epsilon == together.epsilon(found.total.delta).epsilon

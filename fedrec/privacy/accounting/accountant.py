@@ -229,13 +229,11 @@ def _backend_of(name: str) -> _Backend:
 #
 #     R(a) + ln(E[K]) / (a - 1) + (1 + shape) min over b of [(1 - 1/b) R(b) - ln(gamma) / b]
 #
-# for the truncated negative binomial distribution (theorem 2; shape 1 is geometric, 0 logarithmic),
-# and R(a) + E[K] d(a) + ln(E[K]) / (a - 1) for Poisson, where a trial is (ln(1 + 1 / (a - 1)),
-# d(a))-differentially private (theorem 6).
+# for the truncated negative binomial distribution (theorem 2; shape 1 is geometric, 0 logarithmic).
 
-Law = Literal["geometric", "logarithmic", "poisson"]
-_SHAPES: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0}
-LAWS = (*_SHAPES, "poisson")
+Law = Literal["geometric", "logarithmic"]
+LAWS: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0}
+"""Distributions of the number of trials, and their shapes."""
 MOST_TRIALS = 1000
 
 
@@ -244,8 +242,7 @@ class RandomTrials:
     """A random number of trials.
 
     Attributes:
-        law: its distribution: geometric and logarithmic are at least 1; Poisson may be 0, and has
-            the smallest variance.
+        law: its distribution.
         mean: its mean, from 1 (above 1 if logarithmic) to 1000.
 
     Raises:
@@ -267,8 +264,6 @@ class RandomTrials:
 
     def draw(self, random: np.random.Generator) -> int:
         """Draw the number of trials K, which must not be published."""
-        if self.law == "poisson":
-            return int(random.poisson(self.mean))
         if self.law == "geometric":
             return int(random.geometric(1 / self.mean))
         return int(random.logseries(1 - self.gamma))
@@ -292,23 +287,14 @@ class RandomTrials:
         """Rényi curve of the best trial, `float64 [INTEGER_ORDERS]`, from that of one trial."""
         orders = INTEGER_ORDERS
         grown = trial + math.log(self.mean) / (orders - 1)
-        if self.law == "poisson":
-            return grown + self.mean * _deltas(trial, np.log1p(1 / (orders - 1)))
         best = ((1 - 1 / orders) * trial - math.log(self.gamma) / orders).min()
         # curves do not fall with the order, so that a later bound holds for earlier orders
-        whole = grown + (1 + _SHAPES[self.law]) * best
+        whole = grown + (1 + LAWS[self.law]) * best
         return np.minimum.accumulate(whole[::-1])[::-1]
 
     def epsilon(self, trial: np.ndarray, delta: float) -> float:
         """Epsilon of the best trial, from the Rényi curve `[INTEGER_ORDERS]` of one trial."""
         return float(epsilon_of(np.append(self.curve(trial), np.inf), delta))
-
-
-def _deltas(curve: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
-    """The delta at each epsilon, by proposition 12 of Canonne, Kamath and Steinke 2020."""
-    orders = INTEGER_ORDERS
-    logs = (orders - 1) * (curve - epsilons[:, None] + np.log1p(-1 / orders)) - np.log(orders)
-    return np.minimum(np.exp(logs.min(axis=1)), 1.0)
 
 
 _GRID = 2e-3  # relative error of values computed on a grid
@@ -324,7 +310,7 @@ class Report:
         method: description of the method.
         attack: epsilon that the best known attack reaches, a lower bound; None if it was not
             requested, or cannot be computed.
-        phases: epsilon of each phase alone.
+        phases: epsilon of each phase alone, in the order in which they began.
         events: number of events.
         caveats: limits of the guarantee, as sentences.
     """
@@ -375,37 +361,30 @@ class Accountant:
             caveats: sentences for the report.
 
         Raises:
+            ComponentError: the attack exceeds the bound, which is therefore wrong.
             ExperimentError: delta is out of range, or the backend has no bound for an event.
         """
         _check(delta)
         epsilon = self._bound(self._counts, delta)
-        phases = dict.fromkeys(self.phases, epsilon)
+        phases = dict.fromkeys((event.phase for event in self._counts), epsilon)
         if len(phases) > 1:
-            phases = {phase: self._bound(self._of(phase), delta) for phase in phases}
-        reached = None
-        if attack:
-            reached = self._attacked(attack_epsilon(_releases_of(self._counts), delta), epsilon)
+            for phase in phases:
+                of_phase = {e: count for e, count in self._counts.items() if e.phase == phase}
+                phases[phase] = self._bound(of_phase, delta)
+        method = self.backend.method
+        reached = attack_epsilon(self.releases, delta) if attack else None
+        if reached is not None:
+            # both are computed on a grid, to about three digits
+            if reached > epsilon * (1 + _GRID) + _GRID**2:
+                raise ComponentError(
+                    f"accountant {method!r} is wrong: the best known attack exceeds its bound",
+                    expected=f"an epsilon of at least {reached:.6g}",
+                    got=f"{epsilon:.6g}",
+                    fix="choose another privacy.backend, and report this error",
+                )
+            reached = min(reached, epsilon)
         counted = self._counts.total(), tuple(caveats)
-        return Report(epsilon, delta, self.backend.method, reached, phases, *counted)
-
-    def _attacked(self, reached: float | None, bound: float) -> float | None:
-        """Check the epsilon of the best known attack, a lower bound for any valid epsilon; both are
-        computed on a grid, to about three digits.
-
-        Raises:
-            ComponentError: it exceeds the bound, which is therefore wrong.
-        """
-        if reached is None:
-            return None
-        if reached > bound * (1 + _GRID) + _GRID**2:
-            raise ComponentError(
-                f"accountant {self.backend.method!r} is wrong: the best known attack exceeds its"
-                " bound",
-                expected=f"an epsilon of at least {reached:.6g}",
-                got=f"{bound:.6g}",
-                fix="choose another privacy.backend, and report this error",
-            )
-        return min(reached, bound)
+        return Report(epsilon, delta, method, reached, phases, *counted)
 
     def would_exceed(self, event: Event, budget: float, delta: float) -> bool:
         """True if the total would exceed a budget after one more such event."""
@@ -417,14 +396,6 @@ class Accountant:
     def releases(self) -> dict[Release, int]:
         """Number of times of each release, over all events so far."""
         return _releases_of(self._counts)
-
-    @property
-    def phases(self) -> list[str]:
-        """Phases with events, in the order in which they began."""
-        return list(dict.fromkeys(event.phase for event in self._counts))
-
-    def _of(self, phase: str) -> dict[Event, int]:
-        return {event: count for event, count in self._counts.items() if event.phase == phase}
 
     def _bound(self, counts: Mapping[Event, int], delta: float) -> float:
         if any(isinstance(event, NonPrivate) and count for event, count in counts.items()):
@@ -547,12 +518,10 @@ class Charge:
     Attributes:
         round_number: the round that was charged; the same number may occur more than once.
         event: what was released.
-        count: how often.
     """
 
     round_number: int
     event: Event
-    count: int = 1
 
 
 class Ledger:
@@ -606,9 +575,9 @@ class Ledger:
                 f"the charge of round {round_number} exceeds the privacy budget",
                 expected=f"a total epsilon of at most {self.budget:g} at delta {self.delta:g}",
                 got=f"1 more of {to_record(event)}",
-                fix="nothing was released; raise privacy.budget or privacy.epsilon in a new run",
+                fix="nothing was released; raise privacy.epsilon in a new run",
             )
-        table = {"round": round_number, "count": 1, "event": to_record(event)}
+        table = {"round": round_number, "event": to_record(event)}
         line = json.dumps(table, allow_nan=False)
         # rejects events that cannot be added, before anything is written
         self._count(Charge(round_number, event))
@@ -629,7 +598,7 @@ class Ledger:
         return self.accountant.would_exceed(event, self.budget, self.delta)
 
     def _count(self, charge: Charge) -> None:
-        self.accountant.step(charge.event, charge.count)
+        self.accountant.step(charge.event)
         self.charges.append(charge)
 
 
@@ -656,7 +625,6 @@ def _lines(path: Path) -> list[bytes]:
 def _charge(line: bytes) -> Charge:
     record = parse_json(line, MOST_JSON)
     number = record["round"]
-    count = record["count"]
-    if type(number) is not int or type(count) is not int or not (number >= 0 and 0 < count < 2**63):
-        raise ValueError(f"round {number!r}, count {count!r}")
-    return Charge(number, from_record(record["event"]), count)
+    if type(number) is not int or number < 0 or len(record) != 2:
+        raise ValueError(f"round {number!r}, keys {', '.join(record)}")
+    return Charge(number, from_record(record["event"]))

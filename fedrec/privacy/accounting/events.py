@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import Field, PositiveInt, TypeAdapter
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting import sampling as samplings
@@ -81,7 +81,6 @@ class NoisyRound(InLedger):
         adjacency: definition of neighbouring datasets.
         noise_multiplier: noise scale (standard deviation, or Laplace's b) of the sum / its
             sensitivity in the norm of the clip.
-        count_multiplier: of a noisy count that earlier versions released with it; None now.
         phase: name of the training phase.
     """
 
@@ -89,19 +88,13 @@ class NoisyRound(InLedger):
     sampling: Annotated[Sampling, Field(discriminator="name")]
     adjacency: Adjacency
     noise_multiplier: float
-    count_multiplier: PositiveFloat | None = None
     phase: str = TRAINING
     kind: Literal["noisy-round"] = "noisy-round"
 
     @property
     def release(self) -> Release:
-        """Sum and count of a cohort as one Gaussian release: their squared sensitivities in units
-        of noise add up."""
-        alone = Release(self.mechanism, self.sampling, self.adjacency, self.noise_multiplier)
-        if self.count_multiplier is None:
-            return alone
-        precision = self.noise_multiplier**-2 + self.count_multiplier**-2
-        return replace(alone, noise_multiplier=precision**-0.5)
+        """What accountants need of the round."""
+        return Release(self.mechanism, self.sampling, self.adjacency, self.noise_multiplier)
 
 
 @dataclass(frozen=True)

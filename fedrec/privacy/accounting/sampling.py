@@ -11,7 +11,7 @@ Poisson sampling with add-remove.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, PositiveInt
 
@@ -66,11 +66,8 @@ class Full(InLedger):
     """Every client takes part in every round, or participation is known: no amplification."""
 
     name: Literal["full"] = "full"
-
-    @property
-    def rate(self) -> float:
-        """Probability that a given client takes part."""
-        return 1.0
+    rate: ClassVar[float] = 1.0
+    """Probability that a given client takes part."""
 
 
 @dataclass(frozen=True)
@@ -120,26 +117,19 @@ class Scheduled(InLedger):
     Attributes:
         cohort: clients per round, or their largest number: what sums are divided by.
         separation: smallest distance between two rounds of a client, at least 1.
-        participations: largest number of rounds of a client; None: no bound but the separation.
-        rate: always 1: participation may be known, and sampling does not amplify privacy.
         joining: whether clients may join without another client's coming more often.
     """
 
     cohort: float
     separation: PositiveInt = 1
-    participations: PositiveInt | None = None
-    rate: float = 1.0
     joining: bool = False
     name: Literal["scheduled"] = "scheduled"
-
-    def __post_init__(self) -> None:
-        if self.rate != 1:
-            raise _wrong_cohort("no sampling rate of scheduled cohorts", self.rate)
+    rate: ClassVar[float] = 1.0
+    """Participation may be known, and sampling does not amplify privacy."""
 
     def most(self, rounds: int) -> int:
         """Largest number of rounds of a client in a run of `rounds` rounds."""
-        spread = -(-rounds // self.separation)
-        return spread if self.participations is None else min(spread, self.participations)
+        return -(-rounds // self.separation)
 
 
 Sampling = Full | FixedSize | Poisson | Scheduled

@@ -191,12 +191,6 @@ def test_the_count_is_the_ceiling_of_the_decimal_fraction(rows, budget, count):
     assert targeted._protected_count(rows, budget) == count
 
 
-def test_the_highest_scores_are_taken():
-    scores = np.array([0.1, -1.0, 0.9, 0.3])
-    assert targeted._most_stereotypical(scores, 2, np.random.default_rng(0)).tolist() == [2, 3]
-    assert targeted._most_stereotypical(scores, 0, np.random.default_rng(0)).tolist() == []
-
-
 def test_ties_are_broken_at_random():
     random = np.random.default_rng(0)
     taken = np.bincount(

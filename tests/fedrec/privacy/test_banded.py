@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -41,7 +40,6 @@ from server.samplers import MinSeparation
 from simulations import runner
 from strategies.dp import DpFedAvg
 from strategies.phases import TwoStage
-from tests.component_checks import MechanismChecks, SamplerChecks
 from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in
 
 SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"
@@ -74,31 +72,20 @@ def gdp_delta(mu, epsilon):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "bands", "separation", "participations"),
-    [
-        (1, 1, 1, None),
-        (7, 1, 1, None),
-        (9, 3, 3, None),
-        (10, 3, 4, None),
-        (10, 3, 4, 2),
-        (6, 5, 8, 1),
-    ],
+    ("rounds", "bands", "separation"), [(1, 1, 1), (7, 1, 1), (9, 3, 3), (10, 3, 4), (6, 5, 8)]
 )
-def test_its_sensitivity_is_the_most_that_any_schedule_moves(
-    rounds, bands, separation, participations
-):
+def test_its_sensitivity_is_the_most_that_any_schedule_moves(rounds, bands, separation):
     """Over all sets of rounds that are far enough apart, with the same or opposite updates."""
     c = dense(rounds, bands)
-    most = rounds if participations is None else participations
     found = 0.0
-    for count in range(1, most + 1):
+    for count in range(1, rounds + 1):
         for chosen in itertools.combinations(range(rounds), count):
             if count == 1 or np.diff(chosen).min() >= separation:
                 columns = c[:, chosen]
                 gram = columns.T @ columns
                 # with update u_i of norm 1 in round i: the squared norm is sum_ij G_ij <u_i, u_j>
                 found = max(found, float(np.abs(gram).sum()) ** 0.5)
-    assert moved(rounds, Scheduled(3, separation, participations), bands) == pytest.approx(found)
+    assert moved(rounds, Scheduled(3, separation), bands) == pytest.approx(found)
 
 
 JAX = json.loads(
@@ -118,8 +105,9 @@ def test_coefficients_and_sensitivities_are_those_of_jax_privacy(case):
 
     for schedule, expected in case["sensitivities"].items():
         separation, most = schedule.removeprefix("banded ").split()
-        known = Scheduled(1, int(separation), None if most == "None" else int(most))
-        assert _sensitivity(root, case["rounds"], known) == pytest.approx(expected, rel=1e-6)
+        if most == "None":
+            found = _sensitivity(root, case["rounds"], Scheduled(1, int(separation)))
+            assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("bands", [1, 3, 9])
@@ -404,22 +392,6 @@ def test_clients_that_join_are_refused_where_the_schedule_does_not_cover_them(jo
     assert "18 clients" in str(refused.value) and "60" in str(refused.value)
 
 
-class Hasty(MinSeparation):
-    """Draws from a group again after two rounds."""
-
-    def sample(self, round_number):
-        return super().sample(round_number % 2 + 1)
-
-
-def test_the_contract_finds_a_schedule_that_is_not_kept():
-    class TestHasty(SamplerChecks):
-        component = Hasty
-        settings: ClassVar = {"cohort": 3, "separation": 4}
-
-    with pytest.raises(AssertionError):
-        TestHasty().test_its_schedule_is_kept()
-
-
 @pytest.mark.parametrize("mode", ["reproducible", "secure"])
 def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
     """Checkpoints have none of it: that of noise from the seed is drawn again."""
@@ -466,58 +438,3 @@ def test_strategies_add_up_correlated_noise(run_tiny):
         white = [source.gaussian(value.size, name, number) for number in range(1, 8)]
         moved = scale * (workload @ np.array(white)).reshape(value.shape)
         assert np.allclose(value - before[name], moved, atol=1e-5)
-
-
-class NotCorrelated(Banded):
-    """Draws independent noise."""
-
-    def draw(self, name, size, memory, source, *address):
-        return source.gaussian(size, name, *address)
-
-
-class Narrow(Banded):
-    """Takes back less than it is accounted for."""
-
-    def draw(self, name, size, memory, source, *address):
-        narrow = Banded(self.config.model_copy(update={"bands": 2}), self.name)
-        return narrow.draw(name, size, memory, source, *address)
-
-
-class Forgetful(Banded):
-    """Keeps what it needs outside of the memory, so that a resumed run has lost it."""
-
-    def draw(self, name, size, memory, source, *address):
-        self.lost = memory if not memory and address == (1,) else getattr(self, "lost", {})
-        return super().draw(name, size, self.lost if address != (4,) else {}, source, *address)
-
-
-class WrongSeparation(Banded):
-    """Is accounted as if clients came in every eighth round."""
-
-    def dp_event(self, noise_multiplier, rounds, sampling):
-        return super().dp_event(noise_multiplier, rounds, Scheduled(3, 8))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("broken", "check"),
-    [
-        (NotCorrelated, "test_noise_is_correlated_as_stated"),
-        (Narrow, "test_noise_is_correlated_as_stated"),
-        (Forgetful, "test_noise_is_correlated_as_stated"),
-        (WrongSeparation, "test_the_charge_covers_what_all_rounds_reveal"),
-    ],
-)
-def test_the_contract_finds_broken_mechanisms(broken, check):
-    class TestBroken(MechanismChecks):
-        component = broken
-        settings: ClassVar = {"bands": 4}
-        schedule = Scheduled(3, 1)
-
-    with pytest.raises(AssertionError):
-        getattr(TestBroken(), check)()
-
-    class TestRight(TestBroken):
-        component = Banded
-
-    getattr(TestRight(), check)()

@@ -96,9 +96,6 @@ MEMORISING = (
 def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
     found = attack(tmp_path, "lira", *MEMORISING, shadows=6).figures
     assert found.auc.value > 0.85 and found.balanced_accuracy.low > 0.7
-    with np.load(tmp_path / "signals.npz") as file:
-        assert file["shadows"].shape == file["masks"].shape == (6, 96)
-        assert file["shadows"][file["masks"]].mean() > file["shadows"][~file["masks"]].mean()
 
 
 def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
@@ -119,7 +116,7 @@ PAPERS = {"shadow-users": 40}
 def test_the_papers_attack_end_to_end(tmp_path):
     outcome = attack(tmp_path, "membership", "rounds=3", **PAPERS)
     assert (outcome.figures.members, outcome.figures.others) == (28, 28)
-    assert 1 <= outcome.table["descriptions"] <= 56 and "hits@5" in outcome.table["recommends"]
+    assert "hits@5" in outcome.table["recommends"]
     runs = RunFolder(tmp_path / "shadow"), RunFolder(tmp_path / "target")
     clients = Population.of(load(ATTACKED)).partition.training_clients
     parts = shadow_parts(clients, 40, seed=0)

@@ -214,7 +214,7 @@ def test_people_read_names_of_nodes(load_tiny, tmp_path):
 
 # The operator's page: what it says, who sees it, and how a browser shows it.
 
-PRIVACY = "privacy={clip-norm=1.0, noise-multiplier=2.0, budget=50.0}"
+PRIVACY = "privacy={clip-norm=1.0, epsilon=50.0}"
 STRANGE = "2026-01-01 00:00:00,000 WARNING node 7: <script>alert(1)</script> did not answer"
 
 
