@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,9 +34,9 @@ from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import check_ids
-from fedrec.runtime.files import json_text, write_atomically
+from fedrec.runtime.files import write_atomically
 from simulations.cli import options
-from simulations.cli.options import AsJson, Named
+from simulations.cli.options import Named
 
 # `fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`.
 
@@ -179,10 +180,9 @@ _TITLES = {
     "recovered": "original item inferred by a trained attacker, share of replaced rows",
     "frequent": "original item inferred from frequencies alone",
 }
-"""Printed labels; `--json` has the keys."""
 
 
-def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def perturb(experiment: Named, overrides: Overrides = None) -> None:
     """Apply an experiment's perturbation without training, and report its effect and its
     guarantee."""
     loaded = load(experiment, overrides or [])
@@ -191,17 +191,14 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
         "clients": len(population.training_clients),
         "rows": len(population.partition.train_rows),
         "learned rows": len(perturbed.rows),
-        **perturbed.figures,
-        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    typer.echo(json_text(figures)) if as_json else _print_figures(figures)
+    _print_figures(loaded, {**figures, **perturbed.figures})
 
 
 def synthesise(
     experiment: Named,
     output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
     overrides: Overrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write the synthetic training rows of an experiment with a table [perturb], and measure what
     they reveal about the real rows.
@@ -222,12 +219,8 @@ def synthesise(
         "training rows": len(real),
         **disclosure(real, perturbed, loaded.seed),
         **measured,
-        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    if as_json:
-        typer.echo(json_text(figures))
-    else:
-        _print_figures({_TITLES.get(name, name): value for name, value in figures.items()})
+    _print_figures(loaded, {_TITLES.get(name, name): value for name, value in figures.items()})
 
 
 def _perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
@@ -245,16 +238,19 @@ def _perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed
     return population, population.perturbed  # type: ignore[return-value]
 
 
-def _print_figures(figures: dict[str, Any], indent: str = "") -> None:
-    """Print counts, shares and spreads line by line, then the sentences."""
+def _print_figures(experiment: Experiment, figures: Mapping[str, Any]) -> None:
+    """Print counts, shares and spreads line by line, then the perturbation in words."""
+    for line in (*_lines(figures), *perturbation_of(experiment).words()):  # type: ignore[union-attr]
+        typer.echo(line)
+
+
+def _lines(figures: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     for name, value in figures.items():
         if isinstance(value, dict):
-            typer.echo(f"{indent}{name}:")
-            _print_figures(value, indent + "  ")
-        elif name != "in words":
-            typer.echo(f"{indent}{name}: {_shown(value)}")
-    for line in figures.get("in words", ()):
-        typer.echo(line)
+            yield f"{indent}{name}:"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

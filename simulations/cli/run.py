@@ -14,8 +14,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from clients.steps.statistics import SufficientStatistics
-from fedrec.components.registry import STEP, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
 from fedrec.report.comparison import epsilon_of, system_rows
@@ -29,9 +27,8 @@ from fedrec.runtime.files import write_atomically
 from server.callbacks import Progress
 from simulations import runner
 from simulations.cli import options, studies
-from simulations.cli.options import Quiet, RunOutput, interruptible, overrides_of, setting_option
+from simulations.cli.options import Engine, Quiet, RunOutput, interruptible, with_engine
 from simulations.own_table import OwnTable
-from simulations.studies.runs import run_once
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
 Unrated = Annotated[
@@ -53,10 +50,11 @@ System = Annotated[
     typer.Option(help="linear, als or popularity; default: the best on validation users."),
 ]
 TimeFormat = Annotated[
-    str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
+    str | None, typer.Option(help="Form of the dates, such as '%m/%d/%Y'. Default: ISO or dotted.")
 ]
 Vectors = Annotated[
-    list[Path] | None, setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig")
+    list[Path] | None,
+    typer.Option(help="File of dense vectors of the items: X.npy beside X.txt; may repeat."),
 ]
 
 
@@ -67,11 +65,7 @@ def run(
     overrides: Annotated[
         list[str] | None, options.overrides("Override a key, such as strategy.server-lr=0.5.")
     ] = None,
-    engine: Annotated[str | None, setting_option("engine.name")] = None,
-    nodes: Annotated[str | None, setting_option("engine.nodes")] = None,
-    device: Annotated[str | None, setting_option("engine.device")] = None,
-    seed: Annotated[str | None, setting_option("seed")] = None,
-    ray_address: Annotated[str | None, setting_option("engine.ray-address")] = None,
+    engine: Engine = None,
     output: RunOutput = None,
     data: Annotated[
         Path | None, typer.Option(help="Your own CSV, Parquet or JSON file of interactions.")
@@ -86,24 +80,11 @@ def run(
     epsilon: Epsilon = None,
     system: System = None,
     item_vectors: Vectors = None,
-    go_on: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option(help="Replace the run in --output if it exists.")
-    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment; or, with --data, train a federated recommender on your own table, and
     compare it with popularity and centralised EASE."""
-    flags = {
-        "engine.name": engine,
-        "engine.nodes": nodes,
-        "engine.device": device,
-        "engine.ray-address": ray_address,
-        "seed": seed,
-    }
-    settings = [*(overrides or []), *overrides_of(flags)]
+    settings = with_engine(overrides, engine)
     roles = {"user": user, "item": item, "rating": rating, "time": time}
     columns = {role: name for role, name in roles.items() if name is not None}
     vectors = tuple(item_vectors or ())
@@ -122,15 +103,9 @@ def run(
             " fedrec run --data ratings.csv",
         )
     folder = output or default_folder(wanted)
-    if overwrite and not go_on and (folder / "run.json").is_file():
-        runner.discard(folder)
-
-    def work(callbacks: list) -> Result:
-        if go_on:
-            return run_once(wanted, folder, callbacks).read_result()
-        return runner.run(wanted, output=folder, callbacks=callbacks)
-
-    _watched(folder, quiet, work)
+    _watched(
+        folder, quiet, lambda callbacks: runner.run(wanted, output=folder, callbacks=callbacks)
+    )
 
 
 def resume(
@@ -250,20 +225,8 @@ def _print_next(result: Result) -> None:
     """Print suggested next commands after a finished run to standard error."""
     experiment = result.experiment
     run = quote(str(result.folder))
-    lines = [
-        f"fedrec report {run} -o report.html",
-        f"fedrec compare {run} OTHER-RUN",
-        f"fedrec sweep {quote(str(result.folder / 'experiment.toml'))} --seeds 3",
-    ]
+    typer.echo("Next:", err=True)
+    typer.echo(f"  fedrec report {run} -o report.html", err=True)
+    typer.echo(f"  fedrec compare {run} OTHER-RUN", err=True)
     if experiment.federated and experiment.dataset.name == "table":
-        lines.insert(1, f"fedrec recommend {run} --top 20 -o lists.csv")
-    watch = experiment.early_stopping
-    calibrated = experiment.privacy is not None and experiment.privacy.epsilon is not None
-    if watch is not None and result.early_stopping.get("stopped"):
-        lines.append(f"fedrec resume {run} --set early-stopping.patience={2 * watch.patience}")
-    elif experiment.federated and not calibrated:  # noise is calibrated to all rounds
-        step = resolve(STEP, experiment.step.name)
-        if not issubclass(step, SufficientStatistics):  # which are the same in each round
-            lines.append(f"fedrec resume {run} --set rounds={2 * experiment.rounds}")
-    for line in ("Next:", *(f"  {line}" for line in lines)):
-        typer.echo(line, err=True)
+        typer.echo(f"  fedrec recommend {run} --top 20 -o lists.csv", err=True)

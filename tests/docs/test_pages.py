@@ -26,7 +26,7 @@ from fedrec.components.registry import KINDS, METRIC, available, available_names
 from fedrec.config import Config
 from fedrec.privacy.plan import PrivacyConfig
 from simulations import cli, runner
-from simulations.cli.components import SECTIONS, TEMPLATES
+from simulations.cli.components import TEMPLATES
 from tests.simulations.helpers import flwr_command
 
 # The picture of the architecture is that of the script.
@@ -485,9 +485,9 @@ def _is_importable(name: str) -> bool:
 
 
 def test_the_page_has_every_table_and_built_in_component():
-    page = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))["page"]()
-    headings = [line[4:] for line in page.splitlines() if line.startswith("### ")]
-    tables = ["Top level" if name == "experiment" else f"[{name}]" for name in SECTIONS]
+    made = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))
+    headings = [line[4:] for line in made["page"]().splitlines() if line.startswith("### ")]
+    tables = ["Top level" if name == "experiment" else f"[{name}]" for name in made["SECTIONS"]]
     components = [
         f"{kind.name} `{name}`"
         for kind in KINDS

@@ -20,7 +20,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting.accountant import Accountant, Ledger
 from fedrec.report.page.sections import report
-from fedrec.report.privacy_total import total_of
+from fedrec.report.privacy_total import shown_together
 from fedrec.runs.folder import Result, RunFolder, locked
 from simulations import runner
 from simulations.studies.search import Choice, Range, _drawn, _space_of, grid, overrides, plan_of
@@ -165,11 +165,11 @@ def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
         for charge in Ledger(ledger).charges:
             together.step(charge.event, charge.count)
     one = RunFolder(tmp_path / "sweep" / "runs" / "0001-seed0").read_result().rounds["epsilon"]
-    assert found.total.runs == 4
-    assert found.total.epsilon == together.epsilon(found.total.delta).epsilon
-    assert found.total.epsilon > one.iloc[-1]
-    assert "The 4 private runs of this sweep cost epsilon" in found.total.lines[0]
-    assert "validation users" in found.total.lines[-1]
+    delta = float(re.search(r"at delta (\S+)", found.total[0])[1])
+    epsilon = together.epsilon(delta).epsilon
+    assert epsilon > one.iloc[-1]
+    assert f"The 4 private runs of this sweep cost epsilon {epsilon:.4g} at" in found.total[0]
+    assert "validation users" in found.total[-1]
 
 
 @pytest.mark.slow
@@ -178,9 +178,12 @@ def test_a_private_baseline_that_draws_equal_noise_is_one_release(plan, tmp_path
     once."""
     own = 'evaluation.baselines=[{name="dp-popularity", epsilon=1.0}]'
     found = sweep(plan([own]), tmp_path / "sweep")
-    assert found.total.runs == 2 and found.total.epsilon == pytest.approx(1.0, rel=0.02)
     two = sweep(plan([own], seeds=2), tmp_path / "two")
-    assert two.total.epsilon > 1.2
+    words = [
+        re.search(r"The (\d) private runs .* cost epsilon (\S+)", t.total[0]) for t in (found, two)
+    ]
+    assert [match[1] for match in words] == ["2", "4"]
+    assert float(words[0][2]) == pytest.approx(1.0, rel=0.02) and float(words[1][2]) > 1.2
 
 
 @pytest.mark.slow
@@ -422,8 +425,8 @@ def test_the_cost_of_the_choice_stands_wherever_the_chosen_run_is_shown(plan, fe
     assert not fedrec("report", tmp_path / "private", "--output", file)[0]
     assert f"{costs.epsilon:.4g} at delta" in file.read_text()
     assert f"{kept.summary()['metrics']['hits@5']:.4f}" in page
-    together = total_of([kept, alone[0]], chosen=False)
-    assert together.epsilon is None and "private choice" in together.why_none
+    (together,) = shown_together([kept.path, alone[0].path])
+    assert "no total epsilon: one is the result of a private choice" in together
 
 
 def test_equally_good_trials_publish_one_model(plan, tmp_path):
