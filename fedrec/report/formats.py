@@ -89,10 +89,6 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             f" over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) counts the mean"
             " difference of each seed once, so that it includes how splits and trainings vary"
         )
-        lines.append(
-            "a difference is the mean over users, each once however many seeds tested it, and can"
-            " differ from that of the printed means, which are means of the seeds' means"
-        )
     inputs = inputs_line(comparison.inputs)
     return [*lines, inputs] if inputs else lines
 

@@ -45,18 +45,17 @@ def show(
     """
     kinds = {known.name: known for known in KINDS}
     names = [*kinds, "experiment"]
-    wanted = (kind or "").removesuffix("s")
-    if kind is not None and wanted not in names:
+    if kind is not None and kind not in names:
         raise unknown("kind", kind, names)
     if name is None:
-        listed = {key: list(_components(kinds[key])) for key in kinds if wanted in ("", key)}
-        if wanted in ("", "experiment"):
+        listed = {key: list(_components(kinds[key])) for key in kinds if kind in (None, key)}
+        if kind in (None, "experiment"):
             listed["experiment"] = list(_experiments())
         _print(listed)
-    elif wanted == "experiment":
+    elif kind == "experiment":
         typer.echo(load(name).toml())
     else:
-        _print_component(resolve(kinds[wanted], name))
+        _print_component(resolve(kinds[str(kind)], name))
 
 
 def _print_component(component: type) -> None:

@@ -22,7 +22,6 @@ from rich.progress import (
 from rich.table import Table
 
 from fedrec.components.registry import DATASET, available, resolve
-from fedrec.components.sections import override
 from fedrec.data.download import fetch as download
 from fedrec.data.download import import_data
 from fedrec.data.perturbation import Perturbed, perturbation_of
@@ -38,15 +37,12 @@ from fedrec.runtime.files import write_atomically
 from simulations.cli import options
 from simulations.cli.options import Named
 
-# `fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`.
+# `fedrec data`. Data are downloaded only by `fetch`.
 
-app = options.group("List, fetch, import and inspect datasets.")
+app = options.group("List, fetch and import datasets, and write the split of a run.")
 
 
 Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec data list`.")]
-Settings = Annotated[
-    list[str] | None, options.overrides("Setting of the reader, such as unit=pairs; may repeat.")
-]
 
 
 @app.command("list")
@@ -70,7 +66,8 @@ def _list() -> None:
 @app.command("fetch", short_help="Download a dataset from its publisher and verify it.")
 def _fetch(name: Name) -> None:
     """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
-    reader = _reader(name, [])
+    cls = resolve(DATASET, name)
+    reader: Reader = cls(name, cls.Config())
     source = reader.source
     if source is None:
         raise DataError(f"{name!r} is not a published dataset", fix="set dataset.path to your file")
@@ -92,46 +89,6 @@ def _import(
 ) -> None:
     """Verify a local archive or folder and install its dataset."""
     typer.echo(import_data(name, path))
-
-
-@app.command("info")
-def _info(name: Name, settings: Settings = None) -> None:
-    """Read and verify a dataset, and print its statistics."""
-    reader = _reader(name, settings or [])
-    data = reader.described(reader.read())
-    cells = data.num_users * data.num_items
-    typer.echo(
-        f"{name}: {data.num_users:,} users, {data.num_items:,} items, {len(data):,} interactions"
-    )
-    typer.echo(
-        f"density {len(data) / max(cells, 1):.4%}, times"
-        f" {'yes' if data.times is not None else 'no'}"
-    )
-    if data.ratings is not None:
-        counts = pd.Series(data.ratings).value_counts().sort_index()
-        shown = [f"{value:g}: {count:,}" for value, count in counts.head(12).items()]
-        typer.echo(f"ratings {', '.join(shown)}{', ...' if len(counts) > 12 else ''}")
-    for owner, table in (("user", data.user_features), ("item", data.item_features)):
-        for feature in table.features:
-            typer.echo(
-                f"{owner} feature {feature.name}: {len(feature.categories)} categories, up to"
-                f" {feature.width} each"
-            )
-        for text in table.texts:
-            typer.echo(f"{owner} text {text.name}: {len(text.categories):,} words")
-        for vectors in table.vectors:
-            width = vectors.values.shape[1]
-            count = f"{vectors.known.sum():,} known"
-            typer.echo(f"{owner} vectors {vectors.name}: width {width}, {count}")
-    typer.echo(f"fingerprint {data.fingerprint()}")
-
-
-def _reader(name: str, settings: list[str]) -> Reader:
-    table: dict = {}
-    for text in settings:
-        table = override(table, text)
-    cls = resolve(DATASET, name)
-    return cls(name, cls.Config.parse(table, at="dataset"))
 
 
 # Output tables: CSV or Parquet, by the file's extension.

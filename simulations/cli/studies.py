@@ -155,10 +155,7 @@ def _choice(result: SweepResult) -> list[str]:
     """Lines about the selected setting, and the command that evaluates it."""
     aims = " and ".join(result.plan.aims)
     if not aims:
-        return [
-            "No setting was selected, and the table is in the order of the runs. To select one,"
-            " use --choose METRIC with --set evaluation.held-out=validation."
-        ]
+        return []
     if not result.chosen:
         return [f"No setting was selected, because none has {aims} for all seeds."]
     if (cost := result.plan.cost) is not None:  # the number of the trial is not published

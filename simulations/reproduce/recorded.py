@@ -88,15 +88,12 @@ def find(paper: str, item: str | None) -> list[Study]:
     items = {study.item: study for study in declared(file)}
     if item is None:
         return list(items.values())
-    wanted = item.lower().replace(" ", "")
-    if wanted not in items:
-        wanted = wanted.replace("-", "")  # as in figure-2
-    if wanted not in items:
-        if why := NOT_HERE.get(f"{paper} {wanted}"):
-            problem = f"{paper} has no study {item!r}: {why}"
-            raise ExperimentError(problem, fix=f"choose one of {', '.join(items)}")
-        raise unknown(f"study of {paper}", wanted, items)
-    return [items[wanted]]
+    if why := NOT_HERE.get(f"{paper} {item}"):
+        problem = f"{paper} has no study {item!r}: {why}"
+        raise ExperimentError(problem, fix=f"choose one of {', '.join(items)}")
+    if item not in items:
+        raise unknown(f"study of {paper}", item, items)
+    return [items[item]]
 
 
 def published(paper: str, item: str, dataset: str = "") -> dict[Cell, float]:

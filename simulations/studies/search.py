@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 import secrets
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +31,6 @@ _MOST = 10_000  # settings of a grid
 _EXAMPLES = (
     "--vary 'strategy.server-lr=[0.1, 0.5]', or '{low=0.01, high=1.0, log=true}' for a range"
 )
-_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 _RESERVED = {"seed": "--seeds N", "evaluation.held-out": "--set evaluation.held-out=validation"}
 _ATTEMPTS = 100  # to find a setting that was not tried before
 
@@ -154,7 +152,7 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
     key, equals, written = text.partition("=")
     key = key.strip()
     try:
-        value = _parsed(written)
+        value = tomllib.loads(f"value = {written}")["value"]
     except (ValueError, RecursionError) as error:
         raise _error(f"cannot read {text!r}", f"KEY=[VALUE, ...] ({error})", text) from None
     if not equals or not key:
@@ -167,14 +165,6 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
     if isinstance(value, dict):
         return key, _range(text, value)
     raise _error(f"{key!r} has a single value", "a list of values, or a range", text)
-
-
-def _parsed(written: str) -> Any:
-    """Parse a TOML value, in which numbers may begin with a point."""
-    try:
-        return tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
-        return tomllib.loads(f"value = {_POINT.sub('0.', written)}")["value"]
 
 
 def _range(text: str, table: Mapping[str, Any]) -> Range:

@@ -15,7 +15,7 @@ from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.runs.folder import Result
 from simulations.studies.declaration import Found, Study, Task, TaskJob, _filled, declared
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
-from simulations.studies.tables import _input_notes, _markdown, comparison, differences, write
+from simulations.studies.tables import _input_notes, cells_of, comparison, differences, write
 
 RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """
@@ -362,4 +362,4 @@ def test_inputs_of_rows_are_told_for_each_data_set():
         "two: inputs: rated items that are not liked (weight 0.3)",
         "client-rounds: one: a 76",
     ]
-    assert "| one | a | m | - | 0.1500 |" in _markdown(table, "title", [])
+    assert cells_of(table.to_dict("records")[1])[:5] == ["one", "a", "m", "-", "0.1500"]

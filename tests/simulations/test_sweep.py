@@ -293,7 +293,7 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, tiny_file, 
     folder = tmp_path / "sweep"
     vary = ("--vary", "strategy.server-lr=[0.1, 1.0]")
     code, out, err = fedrec("sweep", tiny_file, *vary, "-o", folder)
-    assert code == 0 and "server-lr" in out and "No setting was selected" in out
+    assert code == 0 and "server-lr" in out
     assert "run 2/2" in err and "left" in err
     before = err.partition("run 1/2")[0]
     assert "0/2 runs are done" in before and "round 2/2" in before

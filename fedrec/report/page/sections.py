@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,9 +31,13 @@ from fedrec.report.comparison import (
 from fedrec.report.formats import INTERVAL, comparison_cells, comparison_notes
 from fedrec.report.inputs import BUDGETS, DIFFERENT, inputs_line, system_inputs
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.summary import answer_line, early_stopping_line, interruption_line, summary_notes
+from fedrec.report.summary import (
+    answer_line,
+    early_stopping_line,
+    interruption_line,
+    popularity_notes,
+)
 from fedrec.runs.folder import Result
-from fedrec.runtime.files import read_json
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -54,34 +58,28 @@ _TICKS = 5
 _BINS = 20
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of a chart.
-
-    Attributes:
-        label: name of the line.
-        xs: ascending, finite.
-        ys: values at `xs`, finite.
-    """
+class _Line(NamedTuple):
+    """A line of a chart, through `points` with ascending x, all finite."""
 
     label: str
-    xs: Sequence[float]
-    ys: Sequence[float]
+    points: Sequence[tuple[float, float]]
 
 
 def _line_chart(lines: Sequence[_Line], title: str, x_label: str, y_label: str) -> str:
     """Render a line chart with a legend below; empty without any point."""
-    lines = [line for line in lines if len(line.xs)]
+    lines = [line for line in lines if line.points]
     if not lines:
         return ""
-    xs = _Axis.of([x for line in lines for x in line.xs], _LEFT, _RIGHT)
-    ys = _Axis.of([0.0, *(y for line in lines for y in line.ys)], _BOTTOM, _TOP)
+    every = [point for line in lines for point in line.points]
+    xs = _Axis.of([x for x, _ in every], _LEFT, _RIGHT)
+    ys = _Axis.of([0.0, *(y for _, y in every)], _BOTTOM, _TOP)
     drawn = []
-    for line in lines:
-        last = len(line.xs) - 1
+    ends = []
+    for label, points in lines:
+        last = len(points) - 1
         shown = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
-        drawn.append((line.label, [(xs.at(line.xs[n]), ys.at(line.ys[n])) for n in shown]))
-    ends = [f"{line.label}: from {line.ys[0]:.4g} to {line.ys[-1]:.4g}" for line in lines]
+        drawn.append((label, [(xs.at(points[n][0]), ys.at(points[n][1])) for n in shown]))
+        ends.append(f"{label}: from {points[0][1]:.4g} to {points[-1][1]:.4g}")
     axes = {"title": title, "x_label": x_label, "y_label": y_label, "xs": xs, "ys": ys}
     return rendered("chart.html.j2", **axes, summary="; ".join(ends), lines=drawn, bars=[])
 
@@ -199,7 +197,15 @@ def _interval_cells(samples: Sequence[np.ndarray]) -> list[_Cell]:
 
 def number_cell(value: float | None) -> _Cell:
     """Format a number with four digits; a dash if it is missing."""
-    return _Cell("-" if value is None or value != value else f"{value:.4g}")
+    return _Cell(_number(value))
+
+
+def _number(value: object) -> str:
+    """Format a number, also one of JSON, where infinity is a text."""
+    if value in ("inf", math.inf):
+        return "∞"
+    known = isinstance(value, float | int) and not math.isnan(value)
+    return f"{value:.4g}" if known else "-"
 
 
 # The templates of pages, which escape every text.
@@ -221,23 +227,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"seconds": _seconds, "bytes": _bytes, "quoted": shlex.quote}
+    environment.filters["quoted"] = shlex.quote
     return environment
-
-
-def _seconds(value: float | None) -> str:
-    """Format a time; a dash if it was not measured."""
-    if value is None:
-        return "-"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
-
-
-def _bytes(value: float | None, unit: int = 1) -> str:
-    """Format a number of bytes, or of units, with three digits; a dash if it was not measured."""
-    if value is None:
-        return "-"
-    power = sum(value * unit >= 1000**step for step in (1, 2, 3))
-    return f"{value * unit / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 _LINES = 8  # in one chart
@@ -245,7 +236,6 @@ _METRICS = 5  # columns of the table of results
 _MOST_DISTRIBUTIONS = 8
 _MOST_GROUPS = 4
 _CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-", "exposure@", "loss", "mae", "rmse")
-_HOUR = 3600.0
 
 
 def _all_notes(runs: Sequence[Run]) -> list[Note]:
@@ -268,7 +258,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
         yield Note(f"{label}: {selected}")
     if interruption := interruption_line(result):
         yield Note(f"{label}: {interruption}", warning=True)
-    for line in summary_notes(result):
+    for line in popularity_notes(result):
         text = label + line.removeprefix(name) if line.startswith(name) else line
         yield Note(text, warning=True)
 
@@ -347,8 +337,7 @@ def _tests_table(results: Sequence[Result]) -> PageTable | None:
 
 
 def _curves(runs: Sequence[Run]) -> list[str]:
-    """Charts of the metrics over the rounds, and over simulated hours, of runs with three evaluated
-    rounds or more."""
+    """Charts of the metrics over the rounds, of runs with three evaluated rounds or more."""
     tables = {run.label: run.result.rounds for run in runs if len(run.result.rounds) > 2}
     columns = dict.fromkeys(
         str(name)
@@ -360,26 +349,20 @@ def _curves(runs: Sequence[Run]) -> list[str]:
     shown = [name for name in columns if name.startswith(_CURVES)]
     charts = []
     for metric in shown or [name for name in columns if name in of_users][:2]:
-        measured = {label: rounds for label, rounds in tables.items() if metric in rounds}
-        for column, over, unit in (
-            ("round", "round", 1.0),
-            ("simulated-seconds", "simulated hour", _HOUR),
-        ):
-            lines = [
-                _line(label, rounds.dropna(subset=metric), column, metric, unit)
-                for label, rounds in measured.items()
-                if column in rounds
-            ]
-            charts += [
-                _line_chart(lines[start : start + _LINES], f"{metric} by {over}", over, metric)
-                for start in range(0, len(lines), _LINES)
-            ]
+        lines = [
+            _line(label, rounds, metric) for label, rounds in tables.items() if metric in rounds
+        ]
+        charts += [
+            _line_chart(lines[start : start + _LINES], f"{metric} by round", "round", metric)
+            for start in range(0, len(lines), _LINES)
+        ]
     return [chart for chart in charts if chart]
 
 
-def _line(label: str, rounds: pd.DataFrame, over: str, metric: str, unit: float = 1.0) -> _Line:
+def _line(label: str, rounds: pd.DataFrame, metric: str) -> _Line:
+    """Line of the finite values of a metric over the rounds."""
     finite = rounds[np.isfinite(rounds[metric].to_numpy(dtype=np.float64))]
-    return _Line(label, (finite[over] / unit).tolist(), finite[metric].tolist())
+    return _Line(label, list(zip(finite["round"], finite[metric], strict=True)))
 
 
 def distributions(runs: Sequence[Run]) -> list[str]:
@@ -444,14 +427,9 @@ def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
 
 def _epsilon(result: Result, label: str) -> _Cell:
     value = epsilon_of(result, label)
-    return _Cell("∞") if value is None or value == float("inf") else number_cell(value)
+    return number_cell(math.inf if value is None else value)
 
 
-_UNITS = {
-    "replace-one": "all data of one user, replaced by another user's",
-    "add-remove": "all data of one user, added or removed",
-}
-_ATTACKS = {"audit.json": "audit", "attack.json": "attack"}
 _FACTS = {
     "method": "accountant",
     "releases": "releases",
@@ -465,11 +443,7 @@ def _privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Privacy of each run: the `run`, `facts` by name, and a `chart` of epsilon by round, SVG or
     empty."""
     return [
-        {
-            "run": run,
-            "facts": _facts(run) | _attacks(run.result),
-            "chart": _epsilon_chart(run.result.rounds),
-        }
+        {"run": run, "facts": _facts(run), "chart": _epsilon_chart(run.result.rounds)}
         for run in runs
     ]
 
@@ -477,7 +451,7 @@ def _privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _epsilon_chart(rounds: pd.DataFrame) -> str:
     if "epsilon" not in rounds or len(rounds) < 2:
         return ""
-    line = _Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
+    line = _line("epsilon", rounds, "epsilon")
     return _line_chart([line], "Epsilon spent by round", "round", "epsilon")
 
 
@@ -495,7 +469,6 @@ def _facts(run: Run) -> dict[str, str]:
     if len(epsilons) > 1:
         facts |= {f"epsilon of phase {phase}": value for phase, value in epsilons.items()}
     facts |= {
-        "unit": _UNITS.get(privacy.adjacency, privacy.adjacency),
         "adjacency": privacy.adjacency,
         "mechanism": f"{privacy.mechanism}, noise added: {privacy.placement}",
         **_clip_norms(privacy, epsilons),
@@ -514,30 +487,6 @@ def _clip_norms(privacy: PrivacyConfig, phases: Iterable[str]) -> dict[str, str]
     if len(set(norms.values())) > 1:
         return norms
     return {"clip norm": next(iter(norms.values()), f"{privacy.clip_norm:g}")}
-
-
-def _attacks(result: Result) -> dict[str, str]:
-    """Results of audits and attacks in this run folder, or a note that they are missing or
-    damaged."""
-    facts = {}
-    for file, name in _ATTACKS.items():
-        if (result.folder / file).exists():
-            try:
-                table = read_json(result.folder / file).items()
-            except (OSError, ValueError, AttributeError):
-                facts[name] = f"{file} cannot be read"
-                continue
-            numbers = [
-                f"{key} {value:.4g}" for key, value in table if isinstance(value, float | int)
-            ]
-            facts |= {name: ", ".join(numbers[:6])} if numbers else {}
-    return facts or {"audit": "not run (see fedrec audit, fedrec attack)"}
-
-
-def _number(value: object) -> str:
-    if isinstance(value, float | int):
-        return f"{value:.4g}"
-    return "∞" if value == "inf" else "-"
 
 
 # Self-contained HTML page about runs: no scripts, network or other files.
