@@ -338,25 +338,21 @@ def _tests_table(results: Sequence[Result]) -> PageTable | None:
 
 def _curves(runs: Sequence[Run]) -> list[str]:
     """Charts of the metrics over the rounds, of runs with three evaluated rounds or more."""
-    tables = {run.label: run.result.rounds for run in runs if len(run.result.rounds) > 2}
-    columns = dict.fromkeys(
-        str(name)
-        for rounds in tables.values()
-        for name in rounds
-        if len(pd.Series(rounds[name]).dropna()) > 2
-    )
-    of_users = {str(name) for run in runs for name in run.result.users}
-    shown = [name for name in columns if name.startswith(_CURVES)]
+    main = {main_metric(run.result.users) for run in runs}
+    columns = dict.fromkeys(str(name) for run in runs for name in run.result.rounds)
     charts = []
-    for metric in shown or [name for name in columns if name in of_users][:2]:
-        lines = [
-            _line(label, rounds, metric) for label, rounds in tables.items() if metric in rounds
+    for metric in (name for name in columns if name in main or name.startswith(_CURVES)):
+        every = [
+            _line(run.label, run.result.rounds, metric)
+            for run in runs
+            if metric in run.result.rounds
         ]
+        lines = [line for line in every if len(line.points) > 2]
         charts += [
             _line_chart(lines[start : start + _LINES], f"{metric} by round", "round", metric)
             for start in range(0, len(lines), _LINES)
         ]
-    return [chart for chart in charts if chart]
+    return charts
 
 
 def _line(label: str, rounds: pd.DataFrame, metric: str) -> _Line:
@@ -372,18 +368,12 @@ def distributions(runs: Sequence[Run]) -> list[str]:
         metric = main_metric(run.result.users)
         if metric is None:
             continue
-        tables = {run.label: run.result.users}
-        baselines = {} if charts else run.result.baseline_users
-        tables |= {label: baselines[label] for label in ("popularity",) if label in baselines}
-        charts += [
-            _histogram(
-                _values(table, metric),
-                f"{metric} of single users, {label}",
-                metric,
-                int(label == "popularity"),
-            )
-            for label, table in tables.items()
-        ]
+        tables = [(run.label, run.result.users)]
+        if not charts and "popularity" in run.result.baseline_users:
+            tables.append(("popularity", run.result.baseline_users["popularity"]))
+        for colour, (label, table) in enumerate(tables):
+            title = f"{metric} of single users, {label}"
+            charts.append(_histogram(_values(table, metric), title, metric, colour))
     return [chart for chart in charts if chart]
 
 
