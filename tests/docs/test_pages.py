@@ -532,14 +532,6 @@ def test_a_setting_has_key_type_default_range_and_sentence():
     assert (found["rest"].type, found["rest"].default) == ("number", "")
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_setting_of_a_built_in_has_a_sentence(kind):
-    for name, component in available(kind):
-        if isinstance(component, type) and ours(kind, component):
-            silent = [one.key for one in settings_of(component) if not one.about]
-            assert not silent, f"{kind.name} {name}: {silent}"
-
-
 def test_the_keys_of_the_privacy_table_are_all_there():
     keys = {one.key for one in settings_of(PrivacyConfig)}
     fields = {name.replace("_", "-") for name in PrivacyConfig.model_fields}

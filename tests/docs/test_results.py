@@ -217,9 +217,9 @@ def test_a_recorded_study_fills_a_table_and_numbers(tmp_path):
             SCRIPT["filled"](f"<!-- r {unknown} -->.2<!-- /r -->", recorded(file))
 
 
-def part_of_a_study(path, numbers, name="privrec/figure4"):
+def part_of_a_study(path, numbers):
     """The folder of a study with two seeds of some of its tasks, by row."""
-    study = STUDIES[name]
+    study = STUDIES["privrec/figure4"]
     folder = folder_of(study, path, quick=False)
     for job in study.jobs(folder, 2, quick=False):
         row = job.task.options.get("row")
@@ -232,30 +232,24 @@ def part_of_a_study(path, numbers, name="privrec/figure4"):
     return folder
 
 
-def test_a_study_that_is_not_done_says_how_much_is(tmp_path):
-    folder = part_of_a_study(tmp_path / "study", {"PrivRec": (0.2, 0.3), "DP-PrivRec": (0.1,)})
+def test_a_part_of_a_study_says_how_much_is_done_and_does_not_take_the_place_of_more(tmp_path):
+    """A task with fewer seeds than others is not done."""
+    whole = {"PrivRec": (0.2, 0.3), "DP-PrivRec": (0.3, 0.4), "DP-PrivRec-One": (0.5, 0.6)}
+    numbers = {"PrivRec": (0.2, 0.3), "DP-PrivRec": (0.1,)}
+    a_task = part_of_a_study(tmp_path / "task", numbers)
     file = tmp_path / "results.json"
-    name = record(folder, file)
+    name = record(a_task, file)
     found = recorded(file)[name]
     assert (found.part, found.seeds, found.commit) == ("1 of 3", 2, "")
-    assert list(found.rows) == ["PrivRec"]
-    number = found.rows["PrivRec"]["Hits@10"]
-    assert (number.mean, number.values) == (0.25, (0.2, 0.3))
+    assert {row: cells["Hits@10"].values for row, cells in found.rows.items()} == {
+        "PrivRec": (0.2, 0.3)
+    }
     assert SCRIPT["_source"](found).startswith(
         "`fedrec reproduce privrec figure4 --seeds 2`, 2 seeds, 1 of 3 tasks so far; fedrec "
     )
-
-
-def test_a_part_does_not_take_the_place_of_more(tmp_path):
-    whole = {"PrivRec": (0.1, 0.2), "DP-PrivRec": (0.3, 0.4), "DP-PrivRec-One": (0.5, 0.6)}
-    a_task = part_of_a_study(tmp_path / "task", {"PrivRec": (0.1, 0.2)})
-    fewer = part_of_a_study(tmp_path / "fewer", {"PrivRec": (0.8,)})
-    other = part_of_a_study(tmp_path / "other", {"DP-PrivRec": (0.8, 0.9)})
-    file = tmp_path / "results.json"
-    name = record(a_task, file)
-    for less in (fewer, other):
+    for less in ({"PrivRec": (0.8,)}, {"DP-PrivRec": (0.8, 0.9)}):
         with pytest.raises(RunError, match="would take the place of more"):
-            record(less, file)
+            record(part_of_a_study(tmp_path / next(iter(less)), less), file)
     record(part_of_a_study(tmp_path / "whole", whole), file)
     with pytest.raises(RunError, match="the tasks dp-privrec"):
         record(a_task, file)

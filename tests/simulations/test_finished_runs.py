@@ -12,7 +12,6 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
-from server.central import baseline_privacy
 from simulations import runner
 from simulations.cli.privacy import _personal_epsilons
 from simulations.own_table import OwnTable
@@ -61,14 +60,6 @@ def test_baselines_that_were_evaluated_alone_are_not_begun_anew(tiny_experiment,
     with pytest.raises(ExperimentError, match="cannot be changed"):
         runner.resume(result.folder, ["evaluation.baselines=['ease']"])
     assert runner.resume(result.folder).baselines == result.baselines
-
-
-def test_the_result_of_a_baseline_is_read_once_for_its_privacy(run_tiny, monkeypatch):
-    run = RunFolder(run_tiny("evaluation.baselines=['popularity', 'ease']").folder)
-    read = RunFolder.read_baseline
-    asked = []
-    monkeypatch.setattr(RunFolder, "read_baseline", lambda *two: asked.append(two[1]) or read(*two))
-    assert baseline_privacy(run) == {} and asked == ["popularity", "ease"]
 
 
 # Recommendations after a run for users who came later.
