@@ -502,7 +502,7 @@ def _differences(system: _Compared, reference: _Compared) -> pd.Series:
 
 def _means_by(level: str, values: pd.Series) -> np.ndarray:
     """Mean of each seed or client with a value."""
-    return values.groupby(level=level).mean().dropna().to_numpy()
+    return pd.Series(values.groupby(level=level).mean()).dropna().to_numpy()
 
 
 def _systems(results: Sequence[Result], metric: str) -> dict[str, _Compared]:

@@ -291,12 +291,8 @@ def _print_tables(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
     shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
     for column in ("published", "ours", "95 % interval"):
         shown.add_column(column, justify="right", no_wrap=True)
-    rows = [cells_of(row)[0 if several else 1 :] for row in table.to_dict("records")]
-    stated = any(row[-1] for row in rows)
-    if stated:
-        shown.add_column("inputs")
-    for row in rows:
-        shown.add_row(*(row if stated else row[:-1]))
+    for row in table.to_dict("records"):
+        shown.add_row(*cells_of(row)[0 if several else 1 :])
     console = wide_console(_FILE_WIDTH)
     console.print(shown)
     for note in notes:

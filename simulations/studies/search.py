@@ -36,21 +36,6 @@ _ATTEMPTS = 100  # to find a setting that was not tried before
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Dimension with a list of values.
-
-    Attributes:
-        values: at least one value, all distinct.
-    """
-
-    values: tuple[Any, ...]
-
-    def draw(self, generator: np.random.Generator) -> Any:
-        """Draw one of the values uniformly."""
-        return self.values[int(generator.integers(len(self.values)))]
-
-
-@dataclass(frozen=True)
 class Range:
     """Dimension with an inclusive range of numbers; integers if both bounds are.
 
@@ -83,7 +68,9 @@ class Range:
         return min(max(near, self.low), self.high)
 
 
-Space: TypeAlias = dict[str, Choice | Range]
+Dimension: TypeAlias = tuple[Any, ...] | Range
+"""A range, or distinct values, at least one."""
+Space: TypeAlias = dict[str, Dimension]
 Point: TypeAlias = dict[str, Any]
 """A value for each key of a space."""
 
@@ -118,7 +105,7 @@ def grid(space: Space) -> list[Point]:
                 "a list of values, or a number of random trials, such as --trials 20",
                 f"{dimension.low} to {dimension.high}",
             )
-    choices = [dimension.values for dimension in space.values() if isinstance(dimension, Choice)]
+    choices = [dimension for dimension in space.values() if not isinstance(dimension, Range)]
     size = math.prod(map(len, choices))
     if size > _MOST:
         raise _error(
@@ -130,7 +117,12 @@ def grid(space: Space) -> list[Point]:
 def _drawn(space: Space, seed: int, number: int, attempt: int = 0) -> Point:
     """Draw the point of a trial, as a function of seed, number and attempt."""
     generator = stream(seed, "sweep", number, attempt)
-    return {key: dimension.draw(generator) for key, dimension in space.items()}
+    return {
+        key: dimension.draw(generator)
+        if isinstance(dimension, Range)
+        else dimension[int(generator.integers(len(dimension)))]
+        for key, dimension in space.items()
+    }
 
 
 def overrides(point: Mapping[str, Any]) -> list[str]:
@@ -148,7 +140,7 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
-def _dimension(text: str) -> tuple[str, Choice | Range]:
+def _dimension(text: str) -> tuple[str, Dimension]:
     key, equals, written = text.partition("=")
     key = key.strip()
     try:
@@ -161,7 +153,7 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
         distinct = {json.dumps(entry, sort_keys=True, default=str) for entry in value}
         if not value or len(distinct) < len(value):
             raise _error(f"cannot vary {text!r}", "at least one value, without duplicates", text)
-        return key, Choice(tuple(value))
+        return key, tuple(value)
     if isinstance(value, dict):
         return key, _range(text, value)
     raise _error(f"{key!r} has a single value", "a list of values, or a range", text)
@@ -250,24 +242,24 @@ def _installed() -> Any:
     return optuna
 
 
-def _distribution(dimension: Choice | Range) -> Any:
+def _distribution(dimension: Dimension) -> Any:
     distributions = _installed().distributions
-    if isinstance(dimension, Choice):  # by index, because values may be lists and tables
-        return distributions.CategoricalDistribution(range(len(dimension.values)))
+    if not isinstance(dimension, Range):  # by index, because values may be lists and tables
+        return distributions.CategoricalDistribution(range(len(dimension)))
     cls = distributions.IntDistribution if dimension.whole else distributions.FloatDistribution
     return cls(dimension.low, dimension.high, log=dimension.log)
 
 
-def _index(dimension: Choice | Range, value: Any) -> Any:
-    """Convert a value to Optuna's: the index of a choice, or the number."""
-    return dimension.values.index(value) if isinstance(dimension, Choice) else value
+def _index(dimension: Dimension, value: Any) -> Any:
+    """Convert a value to Optuna's: the index in a list, or the number."""
+    return value if isinstance(dimension, Range) else dimension.index(value)
 
 
-def _value(dimension: Choice | Range, parameter: Any) -> Any:
+def _value(dimension: Dimension, parameter: Any) -> Any:
     """Convert Optuna's parameter to a value."""
-    if isinstance(dimension, Choice):
-        return dimension.values[parameter]
-    return dimension.rounded(parameter)
+    if isinstance(dimension, Range):
+        return dimension.rounded(parameter)
+    return dimension[parameter]
 
 
 # Private choice of settings: only the best of a random number of trials, each with a randomly drawn

@@ -23,7 +23,7 @@ from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import shown_together
 from fedrec.runs.folder import Result, RunFolder, locked
 from simulations import runner
-from simulations.studies.search import Choice, _drawn, _space_of, grid, overrides, plan_of
+from simulations.studies.search import _drawn, _space_of, grid, overrides, plan_of
 from simulations.studies.sweep import SweepFolder, _best, sweep, with_sweeps
 
 # Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test users.
@@ -236,7 +236,7 @@ def test_a_grid_is_the_product_of_the_values():
 
 def test_values_come_back_as_they_were_written():
     values = [1, 0.1, 1e-07, "fedavg", True, [5, 10], {"epochs": 2, "learning-rate": 0.5}]
-    space = {"key.inner": Choice(tuple(values))}
+    space = {"key.inner": tuple(values)}
     found = [override({}, text)["key"]["inner"] for p in grid(space) for text in overrides(p)]
     assert found == values
     assert all(type(one) is type(two) for one, two in zip(found, values, strict=True))

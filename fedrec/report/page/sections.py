@@ -29,7 +29,7 @@ from fedrec.report.comparison import (
     system_users,
 )
 from fedrec.report.formats import INTERVAL, comparison_cells, comparison_notes
-from fedrec.report.inputs import BUDGETS, DIFFERENT, inputs_line, system_inputs
+from fedrec.report.inputs import DIFFERENT, budgets_line, inputs_line, system_inputs
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.summary import (
     answer_line,
@@ -273,25 +273,17 @@ def _results_table(run: Run) -> PageTable:
     )
     private = {label for label in systems if is_private(result, label)}
     inputs = system_inputs(result)
-    columns: dict[str, dict[str, _Cell]] = {}
-    if private:
-        columns["epsilon"] = {label: _epsilon(result, label) for label in systems}
-    for title, field in BUDGETS.items():
-        numbers = {label: getattr(inputs.get(label), field, None) for label in systems}
-        if any(numbers.values()):
-            columns[title] = {label: _Cell(f"{n:,}" if n else "-") for label, n in numbers.items()}
     rows = tuple(
         Row(
             label if label in private or not private else f"{label} (not private)",
-            (*(next(cells) for _ in metrics), *(column[label] for column in columns.values())),
+            (*(next(cells) for _ in metrics), *([_epsilon(result, label)] if private else [])),
             federated=label == marked(result.experiment),
         )
         for label in systems
     )
-    caption = f"{run.label}: means over users, 95% bootstrap intervals below"
-    stated = inputs_line(inputs)
-    caption += f"; {stated}" if stated else ""
-    return PageTable(caption, ("system", *metrics, *columns), rows)
+    means = f"{run.label}: means over users, 95% bootstrap intervals below"
+    caption = "; ".join(filter(None, [means, inputs_line(inputs), budgets_line(inputs)]))
+    return PageTable(caption, ("system", *metrics, *(["epsilon"] if private else [])), rows)
 
 
 def _lists_tables(runs: Sequence[Run]) -> list[PageTable]:
