@@ -503,17 +503,17 @@ def _choose(
                 fix="name one of these, or run an experiment: fedrec list experiment",
             )
         return asked, f"system: {TITLES[asked]}, as asked for"
-    if private:
-        reason = "not compared with others under privacy"
-    elif any(override.startswith(_OF_A_SYSTEM) for override in overrides):
-        reason = "whose settings are given"
-    elif "validation-users" not in table["split"]:
-        reason = "not compared with others: there are too few users"
-    elif rows > MOST_ROWS:
-        reason = f"not compared with others: there are more than {MOST_ROWS:,} rows (--system als)"
-    else:
-        return _best(table, overrides)
-    return "linear", f"system: {TITLES['linear']}, {reason}"
+    others = "not compared with others"
+    reasons = {
+        f"{others} under privacy": private,
+        "whose settings are given": any(text.startswith(_OF_A_SYSTEM) for text in overrides),
+        f"{others}: there are too few users": "validation-users" not in table["split"],
+        f"{others}: there are more than {MOST_ROWS:,} rows (--system als)": rows > MOST_ROWS,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return "linear", f"system: {TITLES['linear']}, {reason}"
+    return _best(table, overrides)
 
 
 def _best(table: Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, str]:

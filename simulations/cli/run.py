@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -129,26 +129,18 @@ def resume(
 _METRIC = "hits@10"
 
 
-class _DemoRow(NamedTuple):
-    """One system of the demonstration: its name in the table, the shipped experiment that has it,
-    the label of the baseline (None: the federated system), and a description in one line."""
-
-    system: str
-    experiment: str
-    label: str | None
-    what: str
-
-
 _ROWS = (
-    _DemoRow("popularity", "linear-synthetic", "popularity", "one list for all users"),
-    _DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
-    _DemoRow("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
-    _DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
-    _DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
-    _DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
-    _DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
-    _DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums"),
+    ("popularity", "linear-synthetic", "popularity", "one list for all users"),
+    ("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
+    ("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
+    ("linear", "linear-synthetic", None, "two sums over devices"),
+    ("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
+    ("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
+    ("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
+    ("linear, private", "linear-private-synthetic", None, "two noisy sums"),
 )
+"""Of each system its name in the table, the shipped experiment that has it, the label of the
+baseline (None: the federated system), and a description."""
 
 
 def demo(
@@ -158,7 +150,7 @@ def demo(
     systems and popularity, on synthetic data; print a table and write a report. Works offline."""
     folder = output or runs_directory() / f"demo-{stamp()}"
     results: dict[str, Result] = {}
-    for name in dict.fromkeys(row.experiment for row in _ROWS):
+    for name in dict.fromkeys(experiment for _, experiment, _, _ in _ROWS):
         experiment = load(name)
         if experiment.engine.name == "ray":  # to show it: one node is faster for such short runs
             experiment = load(name, ["engine.nodes=2"])
@@ -175,13 +167,13 @@ def _print_demo(results: Mapping[str, Result]) -> None:
     """Print the table of the results by experiment."""
     table = Table("system", _METRIC, "epsilon", "description")
     inputs = {}
-    for row in _ROWS:
-        result = results[row.experiment]
-        label = row.label or result.experiment.name
-        inputs[row.system] = system_inputs(result).get(label)
+    for system, experiment, baseline, what in _ROWS:
+        result = results[experiment]
+        label = baseline or result.experiment.name
+        inputs[system] = system_inputs(result).get(label)
         epsilon = epsilon_of(result, label)
         spent = f"{epsilon:.2f}" if epsilon is not None and math.isfinite(epsilon) else "-"
-        table.add_row(row.system, f"{system_rows(result)[label][_METRIC]:.3f}", spent, row.what)
+        table.add_row(system, f"{system_rows(result)[label][_METRIC]:.3f}", spent, what)
     console = Console()
     console.print(table)
     every = list(results.values())
@@ -199,7 +191,7 @@ def _print_demo(results: Mapping[str, Result]) -> None:
 # Progress, interruptions and results of a run.
 
 
-def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
+def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> None:
     """Run the work and print the results; after Ctrl-C, print the command that resumes the run."""
     resume = f"continue with: fedrec resume {quote(str(folder))}"
     with interruptible(resume), closing(Progress()) as progress:
@@ -209,7 +201,6 @@ def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Resul
         _print_next(result)
         typer.echo("Run folder:", err=True)
     typer.echo(result.folder)
-    return result
 
 
 def print_table(result: Result) -> None:

@@ -182,9 +182,9 @@ def test_one_table_of_the_same_users_and_a_report(fedrec, tmp_path, monkeypatch)
     cells = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
     rows = {line[1]: line[2:] for line in cells if len(line) > 4}
     private = {"private popularity", "DP-PrivRec", "linear, private"}
-    for row in command._ROWS:
-        hits, epsilon, *_ = rows[row.system]
-        assert 0 <= float(hits) <= 1 and (epsilon != "-") == (row.system in private)
+    for system, *_ in command._ROWS:
+        hits, epsilon, *_ = rows[system]
+        assert 0 <= float(hits) <= 1 and (epsilon != "-") == (system in private)
         assert epsilon == "-" or float(epsilon) <= 5
     assert "epsilon 5 at delta" in printed
 
