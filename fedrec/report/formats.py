@@ -82,9 +82,8 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if _several_seeds(comparison):
         seeds = int(np.nanmax(comparison.table["common_seeds"]))
         lines.append(
-            "t and Wilcoxon are tests over users and hold for the seeds that were run; the test"
-            f" over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) counts the mean"
-            " difference of each seed once, so that it includes how splits and trainings vary"
+            f"the test over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) includes how"
+            " splits and trainings vary; the others hold for the seeds that were run"
         )
     lines += [inputs_line(comparison.inputs), budgets_line(comparison.inputs)]
     return [line for line in lines if line]

@@ -12,21 +12,14 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+from rich.progress import DownloadColumn, Progress
 
-from fedrec.components.registry import DATASET, available, resolve
+from fedrec.components.registry import DATASET, resolve
 from fedrec.data.download import fetch as download
 from fedrec.data.download import import_data
 from fedrec.data.perturbation import Perturbed, perturbation_of
 from fedrec.data.population import Population
-from fedrec.data.reader import Reader, data_directory
+from fedrec.data.reader import Reader
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import Experiment, load
 from fedrec.perturb.noisy_cooccurrence import disclosure
@@ -39,28 +32,10 @@ from simulations.cli.options import Named
 
 # `fedrec data`. Data are downloaded only by `fetch`.
 
-app = options.group("List, fetch and import datasets, and write the split of a run.")
+app = options.group("Fetch and import datasets, and write the split of a run.")
 
 
-Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec data list`.")]
-
-
-@app.command("list")
-def _list() -> None:
-    """List the datasets and whether their files are present."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("name", "here", "fetch", "about"):
-        table.add_column(column, overflow="fold")
-    for name, cls in available(DATASET):
-        if isinstance(cls, type):
-            reader: Reader = cls(name, cls.Config())
-            source = reader.source
-            here = "yes" if source is not None and reader.default_folder().exists() else "no"
-            fetchable = "yes" if source is not None and source.archives else "no"
-            table.add_row(name, "-" if source is None else here, fetchable, reader.title)
-    console = Console()
-    console.print(table)
-    console.print(f"data directory: {data_directory()}", highlight=False)
+Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec list dataset`.")]
 
 
 @app.command("fetch", short_help="Download a dataset from its publisher and verify it.")
@@ -72,7 +47,7 @@ def _fetch(name: Name) -> None:
     if source is None:
         raise DataError(f"{name!r} is not a published dataset", fix="set dataset.path to your file")
     typer.echo(f"{name}: {source.licence} ({source.page})", err=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (*Progress.get_default_columns(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task("download")
 

@@ -144,16 +144,11 @@ def comparison(
 
 
 def _input_notes(results: Iterable[Found]) -> list[str]:
-    """Sentences on the inputs of rows by data set, client-rounds and numbers of settings tried."""
+    """Sentences on the inputs of rows, client-rounds and numbers of settings tried."""
     stated = inputs_of(results)
-    data_sets = dict.fromkeys(row[0] for row in stated)
-    lines = {
-        data: inputs_line({row[1]: inputs for row, inputs in stated.items() if row[0] == data})
-        for data in data_sets
-    }
-    named = [f"{data}: {line}" if len(lines) > 1 else line for data, line in lines.items() if line]
-    budgets = budgets_line({name: stated[row] for row, name in _names(stated).items()})
-    return [*named, budgets] if budgets else named
+    several = len({data for data, _ in stated}) > 1
+    named = {": ".join(row) if several else row[1]: inputs for row, inputs in stated.items()}
+    return [line for line in (inputs_line(named), budgets_line(named)) if line]
 
 
 def inputs_of(results: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
@@ -162,19 +157,11 @@ def inputs_of(results: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
     for result in results:
         if result.inputs is not None:
             every.setdefault(result.cell[:2], []).append(Inputs.of_table(result.inputs))
-    return {row: _with_mean_rounds(all_) for row, all_ in every.items()}
-
-
-def _with_mean_rounds(seeds: Sequence[Inputs]) -> Inputs:
-    rounds = [inputs.client_rounds for inputs in seeds if inputs.client_rounds is not None]
-    return replace(seeds[0], client_rounds=round(np.mean(rounds)) if rounds else None)
-
-
-def _names(rows: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Unique name of each row; with the data set if there are several."""
-    rows = list(rows)
-    several = len({data for data, _ in rows}) > 1
-    return {row: ": ".join(row) if several else row[1] for row in rows}
+    means = {}
+    for row, seeds in every.items():
+        rounds = [inputs.client_rounds for inputs in seeds if inputs.client_rounds is not None]
+        means[row] = replace(seeds[0], client_rounds=round(np.mean(rounds)) if rounds else None)
+    return means
 
 
 def _loss(results: Sequence[Found]) -> float:

@@ -250,7 +250,6 @@ def _all_notes(runs: Sequence[Run]) -> list[Note]:
 
 def _notes(label: str, result: Result) -> Iterator[Note]:
     """Notes on one run."""
-    name = result.experiment.name
     inputs = inputs_line(system_inputs(result))
     warnings = [*leak_words(result.experiment), inputs if inputs.startswith(DIFFERENT) else ""]
     yield from (Note(f"{label}: {line}", warning=True) for line in warnings if line)
@@ -258,9 +257,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
         yield Note(f"{label}: {selected}")
     if interruption := interruption_line(result):
         yield Note(f"{label}: {interruption}", warning=True)
-    for line in popularity_notes(result):
-        text = label + line.removeprefix(name) if line.startswith(name) else line
-        yield Note(text, warning=True)
+    yield from (Note(f"{label}: {line}", warning=True) for line in popularity_notes(result))
 
 
 def _results_table(run: Run) -> PageTable:
