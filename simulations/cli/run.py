@@ -66,6 +66,7 @@ def run(
         list[str] | None, options.overrides("Override a key, such as strategy.server-lr=0.5.")
     ] = None,
     engine: Engine = None,
+    seed: Annotated[str | None, typer.Option(help="Seed of the run, as --set seed=1.")] = None,
     output: RunOutput = None,
     data: Annotated[
         Path | None, typer.Option(help="Your own CSV, Parquet or JSON file of interactions.")
@@ -84,7 +85,7 @@ def run(
 ) -> None:
     """Run an experiment; or, with --data, train a federated recommender on your own table, and
     compare it with popularity and centralised EASE."""
-    settings = with_engine(overrides, engine)
+    settings = with_engine(overrides, engine) + ([] if seed is None else [f"seed={seed}"])
     roles = {"user": user, "item": item, "rating": rating, "time": time}
     columns = {role: name for role, name in roles.items() if name is not None}
     vectors = tuple(item_vectors or ())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -165,7 +165,6 @@ class Recorded:
         machine: class of machine.
         seeds: number of seeds.
         part: number of tasks that were run, such as `3 of 23`; empty: all.
-        tasks: rows of each of these tasks; empty: all were run.
         rows: numbers by row and metric; a row's name begins with its data set if there are several.
         differences: differences of two rows paired by draw, by metric: mean, ends of the 95 %
             interval, p of the t-test, number of draws.
@@ -181,7 +180,6 @@ class Recorded:
     rows: Mapping[str, Mapping[str, Number]]
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
     part: str = ""
-    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     @property

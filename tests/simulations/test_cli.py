@@ -27,8 +27,8 @@ from simulations.cli.run import print_table
 
 
 def test_run_prints_a_table_and_writes_flat_metrics(fedrec, tiny_file, tmp_path):
-    sets = ["seed=3", "evaluation.ks=[5, 10]", "evaluation.baselines=['popularity', 'ease']"]
-    code, out, _ = fedrec("run", tiny_file, "-o", tmp_path / "run", sets=sets)
+    sets = ["evaluation.ks=[5, 10]", "evaluation.baselines=['popularity', 'ease']"]
+    code, out, _ = fedrec("run", tiny_file, "-o", tmp_path / "run", "--seed", 3, sets=sets)
     assert code == 0
     assert "hits@10" in out and "popularity" in out and "ease" in out
     assert str(tmp_path / "run") in out.replace("\n", "")
