@@ -290,30 +290,33 @@ def _seed_test(differences: np.ndarray) -> dict[str, float]:
 
 
 def paired_tests(
-    differences: Sequence[pd.Series], *, lower_is_better: bool = False
+    differences: Sequence[np.ndarray], *, lower_is_better: bool = False
 ) -> list[dict[str, float]]:
-    """Test several comparisons over users, each once, with shared bootstrap draws, and over seeds.
+    """Test several comparisons over users with shared bootstrap draws.
 
     Args:
-        differences: for each comparison, system minus reference, indexed by (seed, client), of at
-            least two clients.
+        differences: for each comparison, system minus reference by user, `[users]`; NaN for a user
+            without a value.
         lower_is_better: whether a negative difference is an improvement.
 
     Returns:
-        For each comparison, what `_seed_test` returns, and: `users`, the number of users;
-        `difference`, the mean of system minus reference; `low` and `high`, the ends of its
-        bootstrap interval; `t_p` and `wilcoxon_p`, two-sided p-values of the paired t test and of
-        Wilcoxon's signed-rank test, in [0, 1], 1 if no user differs; `effect`, Cohen's d of paired
-        differences (mean / standard deviation), 0 if no user differs; `better` and `worse`, the
-        numbers of users with a better and a worse value of the system.
+        For each comparison: `users`, the number of users with a value by both; `difference`, the
+        mean of system minus reference; `low` and `high`, the ends of its bootstrap interval; `t_p`
+        and `wilcoxon_p`, two-sided p-values of the paired t test and of Wilcoxon's signed-rank
+        test, in [0, 1], 1 if no user differs; `effect`, Cohen's d of paired differences (mean /
+        standard deviation), 0 if no user differs; `better` and `worse`, the numbers of users with a
+        better and a worse value of the system.
+
+    Raises:
+        ValueError: a comparison has fewer than two users with values.
     """
-    samples = [_means_by("client", values) for values in differences]
+    samples = [values[np.isfinite(values)] for values in differences]
+    if min(map(len, samples), default=2) < 2:
+        raise ValueError("Expected two users or more with both values in each comparison.")
     sign = -1 if lower_is_better else 1
     return [
-        _tested(users, *ends, sign) | _seed_test(_means_by("seed", values))
-        for values, users, ends in zip(
-            differences, samples, bootstrap_intervals(samples), strict=True
-        )
+        _tested(values, *ends, sign)
+        for values, ends in zip(samples, bootstrap_intervals(samples), strict=True)
     ]
 
 
@@ -440,7 +443,11 @@ def compare(
         for label, system in systems.items()
         if label != reference
     }
-    tested = paired_tests(list(differences.values()), lower_is_better=lower)
+    over_users = paired_tests(
+        [_means_by("client", values) for values in differences.values()], lower_is_better=lower
+    )
+    over_seeds = (_seed_test(_means_by("seed", values)) for values in differences.values())
+    tested = [users | seeds for users, seeds in zip(over_users, over_seeds, strict=True)]
     tests = pd.DataFrame(tested, list(differences))
     for name in ("t", "wilcoxon", "seed"):
         tests[f"{name}_holm"] = _holm(tests[f"{name}_p"].to_numpy())

@@ -158,8 +158,7 @@ def demo(
         with closing(Progress()) as progress:
             results[name] = runner.run(experiment, output=folder / name, callbacks=[progress])
     page = folder / "report.html"
-    title = "Federated recommenders, with and without differential privacy"
-    write_atomically(page, report(list(results.values()), title=title))
+    write_atomically(page, report(list(results.values())))
     _print_demo(results)
     typer.echo(f"report: {page}")
 

@@ -141,13 +141,13 @@ def toml_value(value: Any) -> str:
 
 
 def _dimension(text: str) -> tuple[str, Dimension]:
-    key, equals, written = text.partition("=")
+    key, _, written = text.partition("=")
     key = key.strip()
     try:
         value = tomllib.loads(f"value = {written}")["value"]
     except (ValueError, RecursionError) as error:
         raise _error(f"cannot read {text!r}", f"KEY=[VALUE, ...] ({error})", text) from None
-    if not equals or not key:
+    if not key:
         raise _error(f"cannot read {text!r}", "KEY=[VALUE, ...]", text)
     if isinstance(value, list):
         distinct = {json.dumps(entry, sort_keys=True, default=str) for entry in value}

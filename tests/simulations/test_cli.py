@@ -155,6 +155,8 @@ def test_one_round_in_ten_gets_a_line_where_no_terminal_is(fedrec, tiny_file, tm
 def test_list_of_one_component_shows_its_settings(fedrec):
     code, out, _ = fedrec("list", "step", "sgd")
     assert code == 0 and "learning-rate = 0.1    (number, > 0)" in out and "E2 in PrivRec" in out
+    code, out, _ = fedrec("list", "attack", "lira")
+    assert code == 0 and "shadows = " in out
     code, out, _ = fedrec("list", "experiment", "privrec-ml1m")
     assert code == 0 and load("privrec-ml1m") == Experiment.parse(tomllib.loads(out))
 

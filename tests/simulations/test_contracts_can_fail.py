@@ -111,11 +111,6 @@ class Mixing(PrivRec):
         return found + found.mean()
 
 
-class Whole(PrivRec):
-    def predict(self, parameters, users, items, rows=None):
-        return super().predict(parameters, users, items)
-
-
 class Unseeded(PrivRec):
     def initial(self, generator):
         return super().initial(torch.Generator().manual_seed(counted()))
@@ -285,7 +280,6 @@ FAULTS = [
     ("Step", Crowded, {}, "test_the_sum_is_the_sum_of_the_clients"),
     ("Step", Unbounded, {}, "test_a_client_moves_the_private_sum_by_the_clip_norm_at_most"),
     ("Model", Mixing, {}, "test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix"),
-    ("Model", Whole, {}, "test_many_clients_at_once_equal_one_by_one"),
     ("Model", Unseeded, {}, "test_initial_parameters_are_a_function_of_the_generator"),
     ("Model", Reversed, {}, "test_scores_are_those_of_the_catalogue"),
     ("Model", Mixing, {}, "test_its_kernel_declaration_is_correct"),

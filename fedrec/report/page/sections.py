@@ -476,12 +476,11 @@ _SHOWN_RESULTS = 4  # tables of single runs before the comparison of all
 _SHOWN_NOTES = 5  # notes shown above the first section; the others are collapsed
 
 
-def report(results: Sequence[Result], *, title: str | None = None) -> str:
+def report(results: Sequence[Result]) -> str:
     """Render a self-contained HTML page about finished runs.
 
     Args:
         results: results of finished runs.
-        title: title of the page; default: from the experiments.
 
     Raises:
         RunError: `results` is empty.
@@ -497,7 +496,7 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
     answers = [(run, line) for run in runs if (line := answer_line(run.result))]
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = {
-        "title": title or results[0].experiment.title * (len(results) == 1) or shown,
+        "title": results[0].experiment.title * (len(results) == 1) or shown,
         "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
         "version": fedrec.__version__,
         # comparisons of each system with popularity and the best baseline

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
-from fedrec.report.comparison import compare, named
+from fedrec.report.comparison import compare, named, paired_tests
 from fedrec.report.formats import (
     comparison_cells,
     comparison_notes,
@@ -61,6 +61,8 @@ def test_systems_are_paired_by_user(result):
 
 def test_users_without_a_value_do_not_count(result):
     own, other = [1.0, np.nan, 0.5, 0.25], [0.5, 1.0, np.nan, 0.5]
+    with pytest.raises(ValueError, match="two users"):
+        paired_tests([np.subtract(own[:2], other[:2])])
     assert compare([result(users=own, baselines={"x": other})]).table.loc["x", "users"] == 2
     with pytest.raises(ExperimentError, match="tested on different users"):
         compare([result(users=own[:2], baselines={"x": other[:2]})])

@@ -123,7 +123,7 @@ def test_it_has_the_numbers_of_the_run(page, run):
     assert f"{run.baselines['popularity']['hits@5']:.4f}" in page
     assert f"{run.rounds['epsilon'].iloc[-1]:.4g} at delta" in page
     assert "Simulation, not a release" in page
-    assert "popularity (not private)" in page
+    assert "popularity (not private)" in page and "<td>∞</td>" in page
 
 
 def test_lists_and_groups_are_shown_of_every_system(page, run):
