@@ -178,9 +178,8 @@ def _print_demo(results: Mapping[str, Result]) -> None:
     console.print(table)
     every = list(results.values())
     private = next(result for result in every if result.privacy)
-    count = len(every[0].users)
     for line in [
-        f"The same {count} test users in each row, seed {every[0].experiment.seed}.",
+        f"The same {len(every[0].users)} test users, seed {every[0].experiment.seed}.",
         inputs_line(inputs),
         *private.privacy[:1],
         *shown_together([result.folder for result in every]),
