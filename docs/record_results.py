@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +21,7 @@ from simulations.studies.tables import comparison, differences, draws, inputs_of
 
 
 def record(folder: Path, file: Path = FILE) -> str:
-    """Put the finished tasks of a study into the file, in place of what the file had of it. A task
-    that has fewer seeds than others counts as not finished.
+    """Put a finished study into the file, in place of what the file had of it.
 
     Args:
         folder: of the study, as `fedrec reproduce ... --output` made it.
@@ -33,35 +31,26 @@ def record(folder: Path, file: Path = FILE) -> str:
         The study's name there.
 
     Raises:
-        RunError: the folder has no finished task, or is of the small version of a study; or it has
-            fewer tasks or seeds than the file.
+        RunError: a task of the study is not finished, or the folder is of its small version.
     """
     study, jobs = _of(folder)
+    left = [job.name for job in jobs if job.results() is None]
+    if left or not jobs:
+        raise RunError(
+            f"the study in {folder} is not finished",
+            got=f"{len(left)} of {len(jobs)} tasks are left, such as {', '.join(left[:3])}",
+            fix=f"repeat {command(study)} --output {folder}",
+        )
     table = entry(study, jobs)
-    if table is None:
-        raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
     tables = read_json(file) if file.is_file() else {}
-    before = tables.get(key(study))
-    if before is not None and "part" in table:
-        had = set(before.get("tasks", [task.name for task in study.tasks]))
-        if not had <= set(table["tasks"]) or table["seeds"] < before["seeds"]:
-            raise RunError(
-                f"a part of {key(study)} would take the place of more",
-                expected=f"the tasks {', '.join(sorted(had))} with {before['seeds']} seeds",
-                got=f"{table['part']} tasks with {table['seeds']} seeds in {folder}",
-                fix=f"finish the study, or delete {key(study)!r} from the file",
-            )
     tables[key(study)] = {"command": command(study, table["seeds"]), **table}
     write_atomically(file, text_of(dict(sorted(tables.items()))))
     return key(study)
 
 
-def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
-    """The numbers of the finished tasks of a study, as they stand in the file, without the command;
-    None where none is finished."""
-    done = _finished(jobs)
-    if not done:
-        return None
+def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any]:
+    """The numbers of finished tasks of a study, as they stand in the file, without the command."""
+    done = [(job, results[0]) for job in jobs if (results := job.results()) is not None]
     drawn = draws(done)
     values: dict[Cell, list[float]] = {}
     for _, result in drawn:
@@ -74,10 +63,6 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
         ends = [row["low"], row["high"]] if several or not math.isnan(row["low"]) else []
         numbers = [row["ours"], *ends, *(values[cell] if several else [])]
         rows.setdefault(names[cell], {})[row["metric"]] = list(map(_short, numbers))
-    tasks: dict[str, dict[str, None]] = {}
-    for job, results in done:
-        cells = dict.fromkeys(names[result.cell] for result in results)
-        tasks.setdefault(job.task.name, {}).update(cells)
     stated = inputs_of(result for _, result in drawn)
     inputs = {
         name: {key: value for key, value in asdict(stated[cell[:2]]).items() if value}
@@ -86,7 +71,6 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
     }
     return {
         **_made([job for job, _ in done]),
-        **_part(study, tasks),
         "seeds": len({job.seed for job, _ in done}),
         "rows": rows,
         **_not_empty(inputs=inputs, differences=_differences(study, drawn)),
@@ -95,14 +79,6 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
 
 def _not_empty(**tables: Mapping[str, Any]) -> dict[str, Any]:
     return {name: table for name, table in tables.items() if table}
-
-
-def _part(study: Study, tasks: Mapping[str, Iterable[str]]) -> dict[str, Any]:
-    """The tasks that were run, with the rows of each; nothing where all were."""
-    if len(tasks) == len(study.tasks):
-        return {}
-    rows = {name: list(names) for name, names in tasks.items()}
-    return {"part": f"{len(tasks)} of {len(study.tasks)}", "tasks": rows}
 
 
 def _differences(
@@ -114,14 +90,6 @@ def _differences(
         numbers = [row[name] for name in ("difference", "low", "high", "t", "draws")]
         tables.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, numbers))
     return tables
-
-
-def _finished(jobs: list[TaskJob]) -> list[tuple[TaskJob, list[Found]]]:
-    """The numbers of tasks that were run with as many seeds as any."""
-    done = [(job, results[0]) for job in jobs if (results := job.results()) is not None]
-    seeds = Counter(job.task.name for job, _ in done)
-    most = max(seeds.values(), default=0)
-    return [pair for pair in done if seeds[pair[0].task.name] == most or not pair[0].task.seeded]
 
 
 def study_of(name: str) -> Study:

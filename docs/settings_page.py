@@ -8,17 +8,29 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import get_args
 
 from fedrec.components.registry import KINDS, Setting, available, ours, settings_of
+from fedrec.components.sections import Section
+from fedrec.config import Config
 from fedrec.errors import FedrecError
-from simulations.cli.components import SECTIONS
+from fedrec.experiment.schema import Experiment
 
+SECTIONS: dict[str, type[Config]] = {
+    "experiment": Experiment,
+    **{
+        name.replace("_", "-"): cls
+        for name, field in Experiment.model_fields.items()
+        for cls in (field.annotation, *get_args(field.annotation))
+        if isinstance(cls, type) and issubclass(cls, Config) and not issubclass(cls, Section)
+    },
+}
+"""Tables of an experiment whose keys are fixed; the others name a component."""
 _HEAD = """# Settings
 
 Every key of an experiment: type, default, range and meaning. This page is made from the code by
 `python docs/settings_page.py docs/settings.md`; `fedrec list KIND NAME` prints the same
-table for one component, `fedrec list section privacy` for a table of the experiment, and `--json`
-prints them for programs. An empty default means that the key is left out.
+table for one component. An empty default means that the key is left out.
 """
 
 

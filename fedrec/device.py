@@ -41,7 +41,7 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
         raise EngineError(
             f"device {name!r} not found",
             expected=f"one of {torch.cuda.device_count()} CUDA devices",
-            fix="--device cpu, or --device auto",
+            fix="--set engine.device=cpu, or auto",
         )
     return device
 

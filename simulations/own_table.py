@@ -27,7 +27,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,10 @@ from server.callbacks import Callback
 from simulations.runner import run
 from simulations.table_facts import Signal, TableFacts, has_private_parts, signal_of, threshold_of
 
-_NO_FEATURES = (
-    "no user or item features: the system learns from interactions only; models that represent"
-    " users by features, such as privrec, would learn nothing here"
-)
 _VALIDATION = 0.1
 _FEWEST_USERS = 20
 _FEW_TEST_USERS = 25
 _LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
-_NO_COLUMN = ("", "none")  # as the column of ratings
 _OF_THE_SIGNAL = ("split", "model.items")
 _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
@@ -68,8 +63,7 @@ class OwnTable:
     """Settings for a user's own table of interactions: its columns, and the system on it.
 
     Attributes:
-        columns: by role, the name of the column; others are recognised. For ratings, "none" or
-            nothing means that there are none.
+        columns: by role, the name of the column; others are recognised.
         unrated: whether no column holds ratings: every row counts as liked.
         time_format: form of the dates, as of `strptime`; None: ISO or dotted.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
@@ -104,27 +98,16 @@ class OwnTable:
             DataError: see `recognise`; or no user has two different items.
         """
 
-        given = read({}, overrides)
-        settings = self._at_the_given_epsilon(given)
-        return settings._resolved(path, overrides, given, quiet=quiet)
-
-    def _resolved(
-        self, path: Path, overrides: Sequence[str], given: Mapping[str, Any], *, quiet: bool
-    ) -> Experiment:
-        """See `experiment`; `given` is the table of the overrides."""
-
         def tell(lines: Iterable[str]) -> None:
             for line in () if quiet else lines:
                 print(f"  {line}", file=sys.stderr)
 
-        self._check()
+        given = read({}, overrides)
+        self._check(given)
         table = self._recognised(path, given)
         if not quiet:
             print(f"{path}:", file=sys.stderr)
-        config = table.config
-        features = config.user_features or config.item_features or config.item_texts
-        notes = [] if features or config.item_vectors else [_NO_FEATURES]
-        tell([*table.lines(), *notes, *_warnings(table)])
+        tell([*table.lines(), *_warnings(table)])
         private = self.epsilon is not None or has_private_parts(given)
         facts = TableFacts.of(table, given, private=private)
         declared = self._declared(path, table, facts)
@@ -138,8 +121,8 @@ class OwnTable:
         if declared["rounds"] > 1 and facts.divisible >= _FEWEST_USERS:
             declared["early-stopping"] = {}
         experiment = load(declared, overrides)
-        if experiment.settings(DATASET) == config:  # the rows need not be read again
-            rows = Table(Table.name, config).described(table.data)
+        if experiment.settings(DATASET) == table.config:  # the rows need not be read again
+            rows = Table(Table.name, table.config).described(table.data)
             POPULATIONS.hold(experiment, Population.of(experiment, rows))
         chosen: list[str] = []
         if self.epsilon is None and not self.item_vectors:
@@ -159,22 +142,20 @@ class OwnTable:
         tell(told)
         return experiment
 
-    def _at_the_given_epsilon(self, given: Mapping[str, Any]) -> OwnTable:
-        """These settings with the target of `--set privacy.epsilon=...`, if privacy is asked for;
-        texts, baselines and the signal follow it, too."""
-        privacy = given.get("privacy")
-        if self.epsilon is None or not isinstance(privacy, Mapping) or "epsilon" not in privacy:
-            return self
-        return replace(self, epsilon=privacy["epsilon"])
-
-    def _check(self) -> None:
-        rating = self.columns.get("rating", "")
-        if self.unrated and rating not in _NO_COLUMN:
+    def _check(self, given: Mapping[str, Any]) -> None:
+        if self.unrated and "rating" in self.columns:
             raise ExperimentError(
-                f"--rating {rating} and --no-rating contradict each other",
+                f"--rating {self.columns['rating']} and --no-rating contradict each other",
                 fix="leave one of them out",
             )
         epsilon = self.epsilon
+        privacy = given.get("privacy")
+        if epsilon is not None and isinstance(privacy, Mapping) and "epsilon" in privacy:
+            raise ExperimentError(
+                "two target epsilons are given",
+                got=f"--epsilon {epsilon} and privacy.epsilon = {privacy['epsilon']}",
+                fix="leave out this --set",
+            )
         if epsilon is not None and not (
             isinstance(epsilon, Real) and epsilon is not True and 0 < float(epsilon) < math.inf
         ):
@@ -197,14 +178,11 @@ class OwnTable:
             "time-format": self.time_format,
             "item-vectors": [str(file.resolve()) for file in self.item_vectors],
         }
-        declined = options.get("rating") in _NO_COLUMN
-        if declined:
-            del options["rating"]
         settings = {key: value for key, value in options.items() if value is not None}
         return recognise(
             path,
             settings | _dataset_of(path, given),
-            rated=not self.unrated and not declined,
+            rated=not self.unrated,
             positive_above=threshold_of(given),
         )
 
@@ -525,17 +503,17 @@ def _choose(
                 fix="name one of these, or run an experiment: fedrec list experiment",
             )
         return asked, f"system: {TITLES[asked]}, as asked for"
-    if private:
-        reason = "not compared with others under privacy"
-    elif any(override.startswith(_OF_A_SYSTEM) for override in overrides):
-        reason = "whose settings are given"
-    elif "validation-users" not in table["split"]:
-        reason = "not compared with others: there are too few users"
-    elif rows > MOST_ROWS:
-        reason = f"not compared with others: there are more than {MOST_ROWS:,} rows (--system als)"
-    else:
-        return _best(table, overrides)
-    return "linear", f"system: {TITLES['linear']}, {reason}"
+    others = "not compared with others"
+    reasons = {
+        f"{others} under privacy": private,
+        "whose settings are given": any(text.startswith(_OF_A_SYSTEM) for text in overrides),
+        f"{others}: there are too few users": "validation-users" not in table["split"],
+        f"{others}: there are more than {MOST_ROWS:,} rows (--system als)": rows > MOST_ROWS,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return "linear", f"system: {TITLES['linear']}, {reason}"
+    return _best(table, overrides)
 
 
 def _best(table: Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, str]:

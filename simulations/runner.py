@@ -12,7 +12,7 @@ from typing import Any
 from fedrec.components.registry import SAMPLER, STRATEGY, resolve
 from fedrec.components.sections import Section
 from fedrec.data.population import POPULATIONS
-from fedrec.errors import DataError, ExperimentError, RunError
+from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import EngineConfig, Experiment, load
 from fedrec.runs.folder import Result, RunFolder
@@ -182,8 +182,7 @@ def _workers(experiment: Experiment, device: str, cores: int) -> int:
 
 
 # Changes to a started run: more rounds, and settings that do not affect training. A run folder
-# documents its run, so settings that affect completed rounds are fixed; before the first round is
-# complete, all settings may change, and the run restarts. The digests of earlier versions stay in
+# documents its run, so all other settings are fixed. The digests of earlier versions stay in
 # run.json, because checkpoints contain them.
 
 CHANGEABLE = (
@@ -198,7 +197,7 @@ CHANGEABLE = (
     "engine.threads",
     "engine.device",
 )
-"""Keys that may change after the first round."""
+"""Keys that may change in a started run."""
 
 
 def _amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
@@ -209,21 +208,17 @@ def _amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
         overrides: texts such as `"rounds=200"`.
 
     Raises:
-        ExperimentError: a setting is invalid, or may no longer change.
-        RunError: no round is complete, but the ledger has charges of a release.
+        ExperimentError: a setting is invalid, or may not change.
     """
     texts = list(overrides)
     before = run.experiment
     after = load(run.experiment.table(), texts)
     if before.digest() == after.digest():
         return run
-    if not (run.has_rounds if before.rounds else run.has_progress):
-        discard(run.path)
-        return RunFolder.create(after, run.path)
     for key in (text.partition("=")[0].strip() for text in texts):
         if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
             raise ExperimentError(
-                f"{key!r} cannot be changed after the first round of a run",
+                f"{key!r} of a started run cannot be changed",
                 expected="one of " + ", ".join(CHANGEABLE),
                 fix="start another run with `fedrec run`",
             )
@@ -243,24 +238,6 @@ def _write_amended(run: RunFolder, experiment: Experiment) -> None:
     write_json(run.path / "run.json", about)
     write_atomically(run.path / "experiment.toml", experiment.toml())
     run.set_status("interrupted", run.status()["round"])
-
-
-def discard(path: Path) -> None:
-    """Remove a run folder, and no other folder, to replace it by another run.
-
-    Raises:
-        RunError: the folder is in use, or holds the ledger of a real release.
-    """
-    run = RunFolder(path)
-    with run.lock():
-        secure = run.experiment.hides_cohorts or any(
-            baseline.get("mode") == "secure"
-            for baseline in run.experiment.evaluation.baseline_settings().values()
-        )
-        if secure and any(run.path.rglob("privacy.jsonl")):
-            problem = f"{run.path} holds the ledger of a release in mode = 'secure'"
-            raise RunError(problem, fix="choose another --output, and keep this folder")
-        shutil.rmtree(run.path)
 
 
 def _check_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None:

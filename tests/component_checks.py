@@ -12,9 +12,8 @@ from scipy.linalg import toeplitz
 from clients.node import Node
 from clients.round import train_clients
 from fedrec.compression.codec import Compression, Payload
-from fedrec.data.perturbation import Perturbed, TrainingData
-from fedrec.data.population import Known, Population, read_interactions
-from fedrec.data.splits.rules import partition_by
+from fedrec.data.perturbation import Perturbed
+from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.sampling import Full, Scheduled
@@ -215,13 +214,6 @@ class PerturbationChecks(PerturbationContract):
         lists = [one.held_out(tested, "test").relevant for one in (population, plain)]
         assert np.array_equal(lists[0], lists[1])
 
-    def _data(self) -> TrainingData:
-        experiment = self.small()
-        interactions = read_interactions(experiment)
-        split = partition_by(experiment.split, 0, interactions)
-        rated = experiment.task == "rating" or experiment.positive_above is not None
-        return TrainingData(interactions.with_rows(split.train_rows), split.training_clients, rated)
-
     def _perturbed(self, seed: int) -> Perturbed:
         return self.cls(self.config(), seed).perturb(self._data())
 
@@ -335,11 +327,6 @@ class PoisoningChecks(PoisoningContract):
 
     def _population(self) -> Population:
         return Population.of(self.small())
-
-    def _known(self) -> Known:
-        known = self._population().adversary
-        assert known is not None
-        return known
 
     def _node(self, folder: Path) -> Node:
         return Node(self.small(), 0, 1, folder)

@@ -5,6 +5,7 @@ their own. A test that sets it does not count. One that serves nobody is removed
 
 import json
 import re
+import runpy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -22,11 +23,11 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import EvaluationConfig, Experiment, read, shipped_experiments
 from fedrec.privacy.plan import PrivacyConfig
 from fedrec.runtime.files import read_toml
-from simulations.cli.components import SECTIONS
 from simulations.deployment.layout import DeploymentConfig
 from simulations.studies.declaration import declared
 
 ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))["SECTIONS"]
 GUIDES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").rglob("*.md")]
 NOTEBOOKS = [*(ROOT / "docs").rglob("*.ipynb")]
 CODE = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,22 +55,18 @@ class Run(NamedTuple):
 
 
 def named(results: Sequence[Result]) -> list[Run]:
-    """Name runs by system and seed."""
-    return [
-        Run(name, f"{name}, seed {result.experiment.seed}", result)
-        for name, result in zip(_system_names(results), results, strict=True)
-    ]
-
-
-def _system_names(results: Sequence[Result]) -> list[str]:
-    """Name per run: the experiment's name, marked if its negatives leak, and in brackets the
+    """Name runs by system: the experiment's name, marked if its negatives leak, and in brackets the
     settings in which runs of that name differ. Runs that differ only in their seed have the same
     name; repetitions under one seed are told apart by their folders."""
-    runs = [
+    systems = [
         _System(marked(result.experiment), dict(flat(_decisive(result))), result)
         for result in results
     ]
-    return [_name(run, runs, repeats=True) for run in runs]
+    names = [_name(system, systems, repeats=True) for system in systems]
+    return [
+        Run(name, f"{name}, seed {result.experiment.seed}", result)
+        for name, result in zip(names, results, strict=True)
+    ]
 
 
 def _baseline_names(results: Sequence[Result]) -> list[dict[str, str]]:
@@ -273,33 +269,6 @@ def _resampled(table: np.ndarray, resamples: int) -> np.ndarray:
 # over seeds treats each seed's mean difference as one value, and so includes their variation.
 
 
-@dataclass(frozen=True)
-class PairedTest:
-    """Comparison of a system with a reference on the same users.
-
-    Attributes:
-        users: number of users with a value by both.
-        difference: mean of system minus reference.
-        low: lower end of the bootstrap interval of the difference.
-        high: upper end of this interval.
-        t_p: two-sided p-value of the paired t test, in [0, 1]; 1 if no user differs.
-        wilcoxon_p: two-sided p-value of Wilcoxon's signed-rank test.
-        effect: Cohen's d of paired differences (mean / standard deviation); 0 if no user differs.
-        better: number of users with a better value of the system.
-        worse: number of users with a worse value.
-    """
-
-    users: int
-    difference: float
-    low: float
-    high: float
-    t_p: float
-    wilcoxon_p: float
-    effect: float
-    better: int
-    worse: int
-
-
 def _seed_test(differences: np.ndarray) -> dict[str, float]:
     """Paired t test over seeds.
 
@@ -322,29 +291,36 @@ def _seed_test(differences: np.ndarray) -> dict[str, float]:
 
 def paired_tests(
     differences: Sequence[np.ndarray], *, lower_is_better: bool = False
-) -> list[PairedTest]:
-    """Test several comparisons with shared bootstrap draws.
+) -> list[dict[str, float]]:
+    """Test several comparisons over users with shared bootstrap draws.
 
     Args:
         differences: for each comparison, system minus reference by user, `[users]`; NaN for a user
             without a value.
         lower_is_better: whether a negative difference is an improvement.
 
+    Returns:
+        For each comparison: `users`, the number of users with a value by both; `difference`, the
+        mean of system minus reference; `low` and `high`, the ends of its bootstrap interval; `t_p`
+        and `wilcoxon_p`, two-sided p-values of the paired t test and of Wilcoxon's signed-rank
+        test, in [0, 1], 1 if no user differs; `effect`, Cohen's d of paired differences (mean /
+        standard deviation), 0 if no user differs; `better` and `worse`, the numbers of users with a
+        better and a worse value of the system.
+
     Raises:
         ValueError: a comparison has fewer than two users with values.
     """
     samples = [values[np.isfinite(values)] for values in differences]
-    for values in samples:
-        if len(values) < 2:
-            raise ValueError(f"Expected two users or more with both values, got {len(values)}.")
-    intervals = bootstrap_intervals(samples)
+    if min(map(len, samples), default=2) < 2:
+        raise ValueError("Expected two users or more with both values in each comparison.")
+    sign = -1 if lower_is_better else 1
     return [
-        _tested(values, *ends, -1 if lower_is_better else 1)
-        for values, ends in zip(samples, intervals, strict=True)
+        _tested(values, *ends, sign)
+        for values, ends in zip(samples, bootstrap_intervals(samples), strict=True)
     ]
 
 
-def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> PairedTest:
+def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> dict[str, float]:
     spread = float(differences.std(ddof=1))
     mean = float(differences.mean())
     differ = bool(differences.any())
@@ -353,17 +329,17 @@ def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> Pair
         effect = mean / spread
     else:  # all differences are equal
         t_p, effect = (0.0, math.copysign(math.inf, mean)) if differ else (1.0, 0.0)
-    return PairedTest(
-        users=len(differences),
-        difference=mean,
-        low=low,
-        high=high,
-        t_p=t_p,
-        wilcoxon_p=wilcoxon(differences),
-        effect=effect,
-        better=int((sign * differences > 0).sum()),
-        worse=int((sign * differences < 0).sum()),
-    )
+    return {
+        "users": len(differences),
+        "difference": mean,
+        "low": low,
+        "high": high,
+        "t_p": t_p,
+        "wilcoxon_p": wilcoxon(differences),
+        "effect": effect,
+        "better": int((sign * differences > 0).sum()),
+        "worse": int((sign * differences < 0).sum()),
+    }
 
 
 def _t_test(differences: np.ndarray) -> float:
@@ -418,8 +394,8 @@ class Comparison:
         inputs: inputs of each system in the first run that states them; None: not stated.
         table: one row per system: `mean`, `mean_low`, `mean_high` (95% over users), `sd` over
             seeds, `seeds`, `private` (a finite epsilon in every run), its inputs
-            (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but the reference the fields of
-            `PairedTest` and of `_seed_test`, with `t_holm`, `wilcoxon_holm` and `seed_holm`.
+            (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but the reference what
+            `paired_tests` and `_seed_test` return, with `t_holm`, `wilcoxon_holm` and `seed_holm`.
     """
 
     metric: str
@@ -467,7 +443,12 @@ def compare(
         for label, system in systems.items()
         if label != reference
     }
-    tests = pd.DataFrame(_tests(list(differences.values()), lower), list(differences))
+    over_users = paired_tests(
+        [_means_by("client", values) for values in differences.values()], lower_is_better=lower
+    )
+    over_seeds = (_seed_test(_means_by("seed", values)) for values in differences.values())
+    tested = [users | seeds for users, seeds in zip(over_users, over_seeds, strict=True)]
+    tests = pd.DataFrame(tested, list(differences))
     for name in ("t", "wilcoxon", "seed"):
         tests[f"{name}_holm"] = _holm(tests[f"{name}_p"].to_numpy())
     means = pd.DataFrame(_means(list(systems.values())), list(systems))
@@ -499,7 +480,7 @@ class _Compared(NamedTuple):
 
 def _means(systems: Sequence[_Compared]) -> list[dict[str, Any]]:
     """Mean of each system, with its interval over users and its deviation over seeds."""
-    users = [_means_by("client", system.users).dropna().to_numpy() for system in systems]
+    users = [_means_by("client", system.users) for system in systems]
     return [
         {
             "private": system.private,
@@ -513,20 +494,10 @@ def _means(systems: Sequence[_Compared]) -> list[dict[str, Any]]:
     ]
 
 
-def _tests(differences: Sequence[pd.Series], lower: bool) -> list[dict[str, float]]:
-    """Tests over users, each once, and over seeds."""
-    samples = [_means_by("client", values).dropna().to_numpy() for values in differences]
-    over_users = paired_tests(samples, lower_is_better=lower)
-    return [
-        asdict(test) | _seed_test(_means_by("seed", values).to_numpy())
-        for test, values in zip(over_users, differences, strict=True)
-    ]
-
-
 def _differences(system: _Compared, reference: _Compared) -> pd.Series:
     """Differences of each user under each seed, indexed by (seed, client)."""
     differences = pd.Series((system.users - reference.users).dropna())
-    if differences.index.nunique() < 2:
+    if differences.index.get_level_values("client").nunique() < 2:
         raise ExperimentError(
             f"{system.label!r} and {reference.label!r} were tested on different users",
             expected="the same test users under the same seed",
@@ -536,23 +507,23 @@ def _differences(system: _Compared, reference: _Compared) -> pd.Series:
     return differences
 
 
-def _means_by(level: str, values: pd.Series) -> pd.Series:
-    """Mean of each seed or client."""
-    return pd.Series(values.groupby(level=level).mean())
+def _means_by(level: str, values: pd.Series) -> np.ndarray:
+    """Mean of each seed or client with a value."""
+    return pd.Series(values.groupby(level=level).mean()).dropna().to_numpy()
 
 
 def _systems(results: Sequence[Result], metric: str) -> dict[str, _Compared]:
     values: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
     inputs: dict[str, Inputs | None] = {}
-    names_of_runs = zip(results, _system_names(results), _baseline_names(results), strict=True)
-    for result, system, baselines in names_of_runs:
+    for run, baselines in zip(named(results), _baseline_names(results), strict=True):
+        result = run.result
         federated = marked(result.experiment)
         stated = system_inputs(result)
         for label, table in system_users(result).items():
             if metric not in table:
                 continue
-            name = system if label == federated else baselines[label]
+            name = run.name if label == federated else baselines[label]
             inputs[name] = inputs.get(name) or stated.get(label)
             private[name] = private.get(name, True) and is_private(result, label)
             by_seed = values.setdefault(name, {})

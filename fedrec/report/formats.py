@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.report.comparison import Comparison
-from fedrec.report.inputs import BUDGETS, inputs_line
+from fedrec.report.inputs import budgets_line, inputs_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,15 +36,13 @@ INTERVAL = "95% interval"
 
 def comparison_cells(comparison: Comparison) -> list[list[str]]:
     """Header and rows as texts: the reference, then the other systems, best mean first. The test
-    over seeds has a column where there are several seeds; so have client-rounds and the numbers of
-    settings that were tried, where a system states them."""
+    over seeds has a column where there are several seeds."""
     table = comparison.table.sort_values(
         "mean", ascending=comparison.lower_is_better, kind="stable"
     )
     others = [label for label in table.index if label != comparison.reference]
     table = table.loc[[comparison.reference, *others]].reset_index()
     spread = " ± sd over seeds" if table["sd"].notna().any() else ""
-    budgets = [title for title, column in BUDGETS.items() if table[column].notna().any()]
     columns = [
         ("system", "{system}"),
         ("private", "{private}"),
@@ -70,9 +68,8 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
         cells = [form.format(**{**row, **texts}) for form in forms]
         if len(forms) == len(columns):
             cells += ["reference", *[""] * (len(tests) - 1)]
-        counts = (row[BUDGETS[title]] for title in budgets)
-        rows.append(cells + ["-" if pd.isna(count) else f"{count:,.0f}" for count in counts])
-    return [[*(head for head, _ in columns + tests), *budgets], *rows]
+        rows.append(cells)
+    return [[head for head, _ in columns + tests], *rows]
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
@@ -85,16 +82,11 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if _several_seeds(comparison):
         seeds = int(np.nanmax(comparison.table["common_seeds"]))
         lines.append(
-            "t and Wilcoxon are tests over users and hold for the seeds that were run; the test"
-            f" over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) counts the mean"
-            " difference of each seed once, so that it includes how splits and trainings vary"
+            f"the test over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) includes how"
+            " splits and trainings vary; the others hold for the seeds that were run"
         )
-        lines.append(
-            "a difference is the mean over users, each once however many seeds tested it, and can"
-            " differ from that of the printed means, which are means of the seeds' means"
-        )
-    inputs = inputs_line(comparison.inputs)
-    return [*lines, inputs] if inputs else lines
+    lines += [inputs_line(comparison.inputs), budgets_line(comparison.inputs)]
+    return [line for line in lines if line]
 
 
 def _several_seeds(comparison: Comparison) -> bool:

@@ -27,8 +27,7 @@ from fedrec.runtime.ragged import flat
 # (`features_used`), a setting called `low-rated`, wherever a component has it, tells the weight of
 # rated items that are not positive, and the split whether test users train with their known rows.
 
-BUDGETS = {"client-rounds": "client_rounds", "settings tried": "settings_tried"}
-"""Numbers of `Inputs` that have columns of their own in tables: title and field."""
+_BUDGETS = {"client-rounds": "client_rounds", "settings tried": "settings_tried"}
 DIFFERENT = "rows differ in their inputs"
 """Start of the line of a table whose rows have different inputs."""
 _LIKES = "likes alone"
@@ -185,7 +184,7 @@ def budgets_line(rows: Mapping[str, Inputs | None]) -> str:
     largest if many rows differ.
     """
     texts = []
-    for title, field in BUDGETS.items():
+    for title, field in _BUDGETS.items():
         numbers = {
             row: number for row, inputs in rows.items() if (number := getattr(inputs, field, 0))
         }

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedrec.errors import ExperimentError
@@ -24,54 +23,34 @@ _DELTA = 1e-5  # unless a run states another
 _DATA = ("dataset", "split", "seed", "split-seed", "positive-above", "perturb")
 
 
-@dataclass(frozen=True)
-class PrivacyTotal:
-    """Total privacy cost of several runs.
-
-    Attributes:
-        runs: number of private runs, finished or not.
-        epsilon: epsilon of all charges; infinite if a release had no noise; None if they cannot be
-            composed.
-        delta: delta of this epsilon.
-        lines: explanation, one paragraph per line; empty without private runs.
-        why_none: reason for a missing epsilon; else empty.
-    """
-
-    runs: int
-    epsilon: float | None
-    delta: float
-    lines: tuple[str, ...]
-    why_none: str = ""
-
-    def sentence(self, start: str, rest: str) -> str:
-        """Sentence on the total, with that start and rest, or on the reason for a missing or
-        infinite one; empty if nothing was charged."""
-        if self.epsilon is None:
-            return f"{start} have no total epsilon: {self.why_none}."
-        if math.isinf(self.epsilon):
-            return f"{start} have an infinite total epsilon, because a release had no noise."
-        if not self.epsilon:
-            return ""
-        return f"{start} cost epsilon {self.epsilon:.4g} at delta {self.delta:g} together{rest}"
-
-
-def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
-    """Compute the total privacy cost of runs.
+def sweep_total(runs: Sequence[RunFolder], *, chosen: bool) -> list[str]:
+    """Describe the total cost of the private runs of a sweep, finished or not, one paragraph per
+    line; empty without any.
 
     Args:
         runs: the run folders.
         chosen: whether a setting was chosen by these runs.
     """
-    charges = list(_charges(runs))
     private = [run for run in runs if _is_private(run)]
-    delta = max((_delta(run) for run in private), default=_DELTA)
-    backends = (run.experiment.privacy.backend for run in private if run.experiment.privacy)
-    epsilon, why = _epsilon(charges, next(backends, DEFAULT_BACKEND), delta)
-    if any("choice" in run.summary().get("privacy", {}) for run in private):
-        epsilon = None
-        why = "one is the result of a private choice, with a cost that is not a sum of charges"
-    total = PrivacyTotal(len(private), epsilon, delta, (), why)
-    return replace(total, lines=tuple(_lines(private, total, chosen=chosen))) if private else total
+    if not private:
+        return []
+    rest = (
+        ", not only the epsilon of the selected run. A simulation on public data may report the"
+        " latter; a release may not."
+    )
+    lines = [_sentence(private, f"The {len(private)} private runs of this sweep", rest)]
+    local = sum(_is_local(run) for run in private)
+    if local:
+        lines.append(
+            f"In {local} of these runs users add local noise: every user's epsilons add up over the"
+            " runs in which the user took part."
+        )
+    if chosen:
+        lines.append(
+            "The choice used the rows of validation users without noise: no epsilon here covers"
+            " these users, unless they are also training users."
+        )
+    return list(filter(None, lines))
 
 
 def shown_together(folders: Iterable[Path]) -> list[str]:
@@ -93,64 +72,69 @@ def systems_together(run: RunFolder) -> list[str]:
     most one was charged, unless users also add local noise."""
     ledgers = (run.path / "privacy.jsonl", *sorted(run.path.glob("baselines/*/privacy.jsonl")))
     systems = sum(bool(Ledger(ledger).charges) for ledger in ledgers)
-    if systems and (run.path / "epsilons.csv").exists():
+    if systems and _is_local(run):
         return [
             "Users add local noise in this run: to each user's epsilon add those of the"
             " private baselines, which learn from the same users."
         ]
-    if systems < 2:
-        return []
-    return [
-        total_of([run], chosen=False).sentence(
-            f"The {systems} private systems of this run",
-            ": they learn from the same users, and this holds where all of them, or their results,"
-            " are published.",
-        )
-    ]
+    rest = (
+        ": they learn from the same users, and this holds where all of them, or their results, are"
+        " published."
+    )
+    start = f"The {systems} private systems of this run"
+    return [_sentence([run], start, rest)] if systems > 1 else []
 
 
 def _shown(runs: Sequence[RunFolder]) -> str:
-    total = total_of(runs, chosen=False)
-    data = runs[0].experiment.dataset.name
-    start = f"The {total.runs} private runs on {data} that are shown"
+    start = f"The {len(runs)} private runs on {runs[0].experiment.dataset.name} that are shown"
     rest = (
         " (their ledgers added up by the accountant): if you publish all of these runs, report this"
         " total instead of the epsilon of a single run."
     )
-    return total.sentence(start, rest) or (
+    return _sentence(runs, start, rest) or (
         f"{start} have no server releases to add up: the private steps are done on the devices, and"
         " each user's epsilons add up over the runs."
     )
 
 
-def _lines(private: Sequence[RunFolder], total: PrivacyTotal, *, chosen: bool) -> Iterable[str]:
-    rest = (
-        ", not only the epsilon of the selected run. A simulation on public data may report the"
-        " latter; a release may not."
-    )
-    if sentence := total.sentence(f"The {total.runs} private runs of this sweep", rest):
-        yield sentence
-    local = [run for run in private if (run.path / "epsilons.csv").exists()]
-    if local:
-        yield (
-            f"In {len(local)} of these runs users add local noise: every user's epsilons add up"
-            " over the runs in which the user took part."
+def _sentence(private: Sequence[RunFolder], start: str, rest: str) -> str:
+    """Sentence on the total epsilon of private runs, with that start and rest, or on the reason for
+    a missing or infinite one; empty if nothing was charged."""
+    if any("choice" in run.summary().get("privacy", {}) for run in private):
+        return (
+            f"{start} have no total epsilon: one is the result of a private choice, with a cost"
+            " that is not a sum of charges."
         )
-    if chosen:
-        yield (
-            "The choice used the rows of validation users without noise: no epsilon here"
-            " covers these users, unless they are also training users."
-        )
+    charges = list(_charges(private))
+    if not charges:
+        return ""
+    backends = (run.experiment.privacy.backend for run in private if run.experiment.privacy)
+    accountant = Accountant(next(backends, DEFAULT_BACKEND))
+    delta = max(map(_delta, private))
+    try:
+        for charge in charges:
+            accountant.step(charge.event)
+        epsilon = accountant.epsilon(delta).epsilon
+    except ExperimentError as error:
+        return f"{start} have no total epsilon: {error.problem} ({error.got})."
+    if math.isinf(epsilon):
+        return f"{start} have an infinite total epsilon, because a release had no noise."
+    return f"{start} cost epsilon {epsilon:.4g} at delta {delta:g} together{rest}"
+
+
+def _is_local(run: RunFolder) -> bool:
+    """True if users of a run add noise of their own."""
+    return (run.path / "epsilons.csv").exists()
 
 
 def _is_private(run: RunFolder) -> bool:
     experiment = run.experiment
     ledgers = (run.path / "baselines").glob("*/privacy.jsonl")
-    local = (run.path / "epsilons.csv").exists()
-    return experiment.privacy is not None or local or experiment.perturb is not None or any(ledgers)
+    changed = experiment.privacy is not None or experiment.perturb is not None
+    return changed or _is_local(run) or any(ledgers)
 
 
-def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
+def _charges(runs: Iterable[RunFolder]) -> Iterator[Charge]:
     """Yield all charges of runs.
 
     A private baseline in mode `reproducible` draws equal noise for equal data, settings and seed:
@@ -167,17 +151,6 @@ def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
                 continue
             made.add(release)
             yield from Ledger(run.baseline_folder(label) / "privacy.jsonl").charges
-
-
-def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[float | None, str]:
-    """Epsilon of all charges; or None and the reason, such as different adjacencies."""
-    accountant = Accountant(backend)
-    try:
-        for charge in charges:
-            accountant.step(charge.event)
-        return (accountant.epsilon(delta).epsilon if charges else 0.0), ""
-    except ExperimentError as error:
-        return None, f"{error.problem} ({error.got})"
 
 
 def _delta(run: RunFolder) -> float:

@@ -16,7 +16,7 @@ from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import EvaluationConfig, marked
 from fedrec.report.comparison import bootstrap_intervals, is_private, system_rows
 from fedrec.report.inputs import Inputs, budgets_line, inputs_line, system_inputs
-from fedrec.runs.folder import TIED_SHARE, RunFolder
+from fedrec.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 Rows = Mapping[str, Mapping[str, float]]
 _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _RESAMPLES = 2000
-_MOST_TIES = 0.1  # share of rows with tied times, above which the order of items is not judged
 _NOT_PRIVATE = " (not private)"
 _REST = "See the report for what this covers and what it does not."
 _RANDOM = "random"  # lists that do not depend on data
-_ORDERED = "transitions"  # lists that depend on the order of a user's items
 
 
 def summary_table(result: Result) -> Table:
@@ -69,42 +67,26 @@ def comparison_table(
     table = Table("system")
     for metric in metrics:
         table.add_column(metric, justify="right")
-    best = {m: _best(rows, m, lower_is_better(m, settings)) for m in metrics}
+    best = {metric: _best(rows, metric, settings) for metric in metrics}
     for system, values in rows.items():
-        cells = {metric: _cell(values.get(metric)) for metric in metrics}
+        cells = (_cell(values.get(metric, math.nan)) for metric in metrics)
         marked_cells = (
-            f"[bold]{cell}[/bold]" if system in best[metric] else cell
-            for metric, cell in cells.items()
+            f"[bold]{cell}[/bold]" if cell == best[metric] else cell
+            for metric, cell in zip(metrics, cells, strict=True)
         )
         table.add_row(escape(system), *marked_cells)
     return table
 
 
-def _best(rows: Rows, metric: str, lower: bool) -> set[str]:
-    """Systems with the best value, as printed."""
-    values = {
-        system: row[metric]
-        for system, row in rows.items()
-        if not math.isnan(row.get(metric, math.nan))
-    }
-    if not values:
-        return set()
-    best = min(values.values()) if lower else max(values.values())
-    return {system for system, value in values.items() if _cell(value) == _cell(best)}
+def _best(rows: Rows, metric: str, settings: EvaluationConfig | None) -> str:
+    """Best value of a metric, as printed."""
+    values = (row.get(metric, math.nan) for row in rows.values())
+    best = min if lower_is_better(metric, settings) else max
+    return _cell(best((value for value in values if not math.isnan(value)), default=math.nan))
 
 
-def _cell(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
-
-
-def summary_notes(result: Result) -> list[str]:
-    """Notes on a system not better than popularity, with suggestions, and on the benefit of item
-    order."""
-    metric = deciding_metric(result)
-    if metric is None or not result.experiment.federated:
-        return []
-    notes = _below_popularity(result, metric) + _without_private_popularity(result)
-    return notes + _worth_of_order(result, metric)
+def _cell(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}"
 
 
 def answer_line(result: Result) -> str:
@@ -227,7 +209,7 @@ def result_lines(result: Result) -> list[str]:
         stated = list(result.privacy)
         if result.experiment.dataset.name == "table" and stated:
             stated = [stated[0], *(line for line in total if line != stated[0]), _REST]
-        lines += [budgets_line(inputs), *summary_notes(result), *stated, f"{counts}."]
+        lines += [budgets_line(inputs), *popularity_notes(result), *stated, f"{counts}."]
     return [line for line in lines if line]
 
 
@@ -242,8 +224,12 @@ def deciding_metric(result: Result) -> str | None:
     return metric if metric is not None and metric.startswith("hits@") else None
 
 
-def _below_popularity(result: Result, metric: str) -> list[str]:
+def popularity_notes(result: Result) -> list[str]:
+    """Notes on a system that is not better than popularity, with suggestions."""
     experiment = result.experiment
+    metric = deciding_metric(result)
+    if metric is None:
+        return []
     order = ["popularity", "dp-popularity"]
     labels = order if experiment.privacy is None else order[::-1]
     label = next((name for name in labels if metric in result.baselines.get(name, {})), None)
@@ -262,40 +248,4 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
         f" {label} {result.baselines[label][metric]:.4f}. Recommending the same items to all users"
         " serves these users as well.",
         f"Try: {advice}.",
-    ]
-
-
-def _worth_of_order(result: Result, metric: str) -> list[str]:
-    """Comparison of `transitions` with the best baseline without order, over the test users of an
-    imported table, unless too many rows have tied times."""
-    if _ORDERED not in result.baseline_users or result.experiment.dataset.name != "table":
-        return []
-    if RunFolder(result.folder).summary().get(TIED_SHARE, 1.0) > _MOST_TIES:
-        return []
-    tables = {label: table for label, table in result.baseline_users.items() if metric in table}
-    means = {label: float(np.nanmean(table[metric])) for label, table in tables.items()}
-    others = [label for label in tables if label not in (_ORDERED, _RANDOM)]
-    if _ORDERED not in tables or not others:
-        return []
-    best = max(others, key=means.__getitem__)
-    differences = (tables[_ORDERED][metric] - tables[best][metric]).dropna().to_numpy()
-    if len(differences) < 2:
-        return []
-    ((low, high),) = bootstrap_intervals([differences])
-    pays = "helps" if low > 0 else "does not help" if high < 0 else "has no clear effect"
-    return [
-        f"The order of items {pays} here: {metric} {means[_ORDERED]:.4f} by transitions between"
-        f" items, {means[best]:.4f} by {best}, which ignores order (difference"
-        f" {differences.mean():+.4f}, {low:+.4f} to {high:+.4f})."
-    ]
-
-
-def _without_private_popularity(result: Result) -> list[str]:
-    privacy = result.experiment.privacy
-    if privacy is None or "dp-popularity" in result.baselines or not result.baselines:
-        return []
-    epsilon = privacy.epsilon or 5.0
-    return [
-        "The fair baseline of a private system is private popularity: add { name ="
-        f' "dp-popularity", epsilon = {epsilon:g} }} to evaluation.baselines.'
     ]

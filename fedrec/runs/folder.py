@@ -365,7 +365,7 @@ class RunFolder:
             RunError: it holds something.
         """
         path = path.expanduser().resolve()
-        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to start again"
+        resume = f"fedrec resume {quote(str(path))}; or choose another --output"
         fix = resume if (path / "run.json").is_file() else "choose another --output"
         require_new_folder(path, fix=fix, usable=_never_began)
         return path

@@ -36,7 +36,7 @@ _GROUPS = {
         "export": ("results:export", "Write a finished run's model for devices (ONNX)."),
     },
     "Data": {
-        "data": ("data:app", "List, fetch, import and inspect datasets."),
+        "data": ("data:app", "Fetch and import datasets, and write the split of a run."),
         "perturb": ("data:perturb", "Apply an experiment's perturbation without training."),
         "synthesise": (
             "data:synthesise",
@@ -80,15 +80,6 @@ class _Commands(typer.core.TyperGroup):
                 path, about = group[cmd_name]
                 return command_of(resolve_name(f"simulations.cli.{path}"), cmd_name, about)
         return None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve `fedrec try TABLE` as `fedrec run --data TABLE`."""
-        if args[0] == "try":
-            table = args[1:] if args[1:2] and args[1].startswith("-") else ["--data", *args[1:]]
-            args = ["run", *table]
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one section for each group."""

@@ -23,14 +23,7 @@ from fedrec.runs.ids import default_folder
 from server.callbacks import Progress
 from simulations.attacks.base import AttackOutcome, run_attack
 from simulations.cli import options
-from simulations.cli.options import (
-    AsJson,
-    Named,
-    command_of,
-    command_with,
-    overrides_of,
-    setting_option,
-)
+from simulations.cli.options import AsJson, Engine, Named, command_of, command_with, with_engine
 
 _AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1
 on FAIL.
@@ -47,14 +40,14 @@ def _attack(
     overrides: Annotated[
         list[str] | None, options.overrides("Override a key: --set rounds=20")
     ] = None,
-    engine: Annotated[str | None, setting_option("engine.name")] = None,
+    engine: Engine = None,
     output: Annotated[Path | None, options.output(_FOLDER)] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, options.quiet("Hide progress.")] = False,
 ) -> None:
     """Attack an experiment; the exit status is 1 if a claim is refuted."""
     name = str(ctx.command.name)
-    loaded = load(experiment, [*(overrides or []), *overrides_of({"engine.name": engine})])
+    loaded = load(experiment, with_engine(overrides, engine))
     default = default_folder(loaded)
     folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
     with closing(Progress()) as progress:

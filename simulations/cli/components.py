@@ -6,102 +6,64 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import keyword
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedrec.components.registry import KINDS, Kind, available, available_names, resolve, settings_of
+from fedrec.components.registry import KINDS, Kind, available, resolve, settings_of
 from fedrec.components.registry import file_of as file_of_name
-from fedrec.components.sections import Section, file_of
-from fedrec.config import Config, did_you_mean
+from fedrec.components.sections import file_of
+from fedrec.config import did_you_mean
 from fedrec.errors import ROOT, ExperimentError, FedrecError, unknown
-from fedrec.experiment.schema import Experiment, shipped_experiments
+from fedrec.experiment.schema import load, shipped_experiments
 from fedrec.runtime.files import read_toml, write_atomically
-from simulations.cli.options import AsJson
 
 Entry = dict[str, str]
 _COLUMNS = ("name", "about", "paper", "file")
 _IN_A_PIPE = 4096
-_EXPECTED = "the name of a kind or a component, or a word of its description"
-SECTIONS: dict[str, type[Config]] = {
-    "experiment": Experiment,
-    **{
-        name.replace("_", "-"): cls
-        for name, field in Experiment.model_fields.items()
-        for cls in (field.annotation, *get_args(field.annotation))
-        if isinstance(cls, type) and issubclass(cls, Config) and not issubclass(cls, Section)
-    },
-}
-"""Tables of an experiment whose keys are fixed; the others name a component."""
 
 
 def show(
     kind: Annotated[
-        str | None,
-        typer.Argument(help="Kind of component, such as `dataset`; or a word to search for."),
+        str | None, typer.Argument(help="Kind of component, such as `dataset`; or `experiment`.")
     ] = None,
-    word: Annotated[
-        str | None,
-        typer.Argument(help="Name of a component, or a word in its name, description or paper."),
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a component, such as `ml-1m`.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
-    """List components and shipped experiments; with KIND and NAME, show the settings of one
-    component.
+    """List components and shipped experiments; with KIND and NAME, show the settings of one.
 
-    The kind `section` lists the tables of an experiment: `fedrec list section privacy`. A single
-    argument that is not a kind is a search word: `fedrec list noisy`. In a pipe, each entry is one
-    line that starts with its kind.
+    In a pipe, each entry is one line that starts with its kind.
     """
     kinds = {known.name: known for known in KINDS}
-    names = [*kinds, "experiment", "section"]
-    wanted = (kind or "").removesuffix("s")
-    if kind is not None and wanted not in names:
-        if word is not None:
-            raise unknown("kind", kind, names)
-        wanted = ""
-        word = kind
-    if wanted == "section":
-        if word not in SECTIONS:
-            raise unknown("table", word or "", SECTIONS)
-        _print_component(wanted, SECTIONS[word], as_json)
-        return
-    known = kinds.get(wanted)
-    if known and word and (":" in word or word in available_names(known)):
-        _print_component(wanted, resolve(known, word), as_json)
-        return
-    listed = {name: list(_components(kinds[name])) for name in kinds if wanted in ("", name)}
-    if wanted in ("", "experiment"):
-        listed["experiment"] = list(_experiments())
-    if word is not None:
-        entries = [entry["name"] for kind in listed.values() for entry in kind]
-        listed = {name: [e for e in kind if _mentions(e, word)] for name, kind in listed.items()}
-        if not any(listed.values()):
-            raise unknown("name or word", word, entries if wanted else names, _EXPECTED)
-    typer.echo(json.dumps(listed, indent=2)) if as_json else _print(listed)
+    names = [*kinds, "experiment"]
+    if kind is not None and kind not in names:
+        raise unknown("kind", kind, names)
+    if name is None:
+        listed = {key: list(_components(kinds[key])) for key in kinds if kind in (None, key)}
+        if kind in (None, "experiment"):
+            listed["experiment"] = list(_experiments())
+        _print(listed)
+    elif kind == "experiment":
+        typer.echo(load(name).toml())
+    else:
+        _print_component(resolve(kinds[str(kind)], name))
 
 
-def _print_component(kind: str, component: type, as_json: bool) -> None:
+def _print_component(component: type) -> None:
     """Print one component with its settings."""
-    about = {"about": _about(component), "paper": str(getattr(component, "paper", ""))}
-    entry = {"kind": kind, **about, "file": _relative(file_of(component))}
-    settings = settings_of(component, nested=component is not Experiment)
-    if as_json:
-        tables = [asdict(setting) for setting in settings]
-        typer.echo(json.dumps({**entry, "settings": tables}, indent=2))
-        return
-    for line in filter(None, list(entry.values())[1:]):
+    paper = getattr(component, "paper", "")
+    for line in filter(None, [_about(component), paper, _relative(file_of(component))]):
         typer.echo(line)
+    settings = settings_of(component)
     typer.echo("" if settings else "It has no settings.")
     for setting in settings:
         bounds = f", {setting.range}" if setting.range else ""
@@ -114,10 +76,6 @@ def _about(component: type) -> str:
     """A component's title, or the first paragraph of its docstring."""
     first = (inspect.getdoc(component) or "").split("\n\n")[0]
     return getattr(component, "title", "") or " ".join(first.split())
-
-
-def _mentions(entry: Entry, word: str) -> bool:
-    return any(word.lower() in entry[column].lower() for column in ("name", "about", "paper"))
 
 
 def _components(kind: Kind) -> Iterator[Entry]:

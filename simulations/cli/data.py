@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,70 +12,42 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+from rich.progress import DownloadColumn, Progress
 
-from fedrec.components.registry import DATASET, available, resolve
-from fedrec.components.sections import override
+from fedrec.components.registry import DATASET, resolve
 from fedrec.data.download import fetch as download
 from fedrec.data.download import import_data
 from fedrec.data.perturbation import Perturbed, perturbation_of
 from fedrec.data.population import Population
-from fedrec.data.reader import Reader, data_directory
+from fedrec.data.reader import Reader
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import Experiment, load
 from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import check_ids
-from fedrec.runtime.files import json_text, write_atomically
+from fedrec.runtime.files import write_atomically
 from simulations.cli import options
-from simulations.cli.options import AsJson, Named
+from simulations.cli.options import Named
 
-# `fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`.
+# `fedrec data`. Data are downloaded only by `fetch`.
 
-app = options.group("List, fetch, import and inspect datasets.")
-
-
-Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec data list`.")]
-Settings = Annotated[
-    list[str] | None, options.overrides("Setting of the reader, such as unit=pairs; may repeat.")
-]
+app = options.group("Fetch and import datasets, and write the split of a run.")
 
 
-@app.command("list")
-def _list() -> None:
-    """List the datasets and whether their files are present."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("name", "here", "fetch", "about"):
-        table.add_column(column, overflow="fold")
-    for name, cls in available(DATASET):
-        if isinstance(cls, type):
-            reader: Reader = cls(name, cls.Config())
-            source = reader.source
-            here = "yes" if source is not None and reader.default_folder().exists() else "no"
-            fetchable = "yes" if source is not None and source.archives else "no"
-            table.add_row(name, "-" if source is None else here, fetchable, reader.title)
-    console = Console()
-    console.print(table)
-    console.print(f"data directory: {data_directory()}", highlight=False)
+Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec list dataset`.")]
 
 
 @app.command("fetch", short_help="Download a dataset from its publisher and verify it.")
 def _fetch(name: Name) -> None:
     """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
-    reader = _reader(name, [])
+    cls = resolve(DATASET, name)
+    reader: Reader = cls(name, cls.Config())
     source = reader.source
     if source is None:
         raise DataError(f"{name!r} is not a published dataset", fix="set dataset.path to your file")
     typer.echo(f"{name}: {source.licence} ({source.page})", err=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (*Progress.get_default_columns(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task("download")
 
@@ -91,46 +64,6 @@ def _import(
 ) -> None:
     """Verify a local archive or folder and install its dataset."""
     typer.echo(import_data(name, path))
-
-
-@app.command("info")
-def _info(name: Name, settings: Settings = None) -> None:
-    """Read and verify a dataset, and print its statistics."""
-    reader = _reader(name, settings or [])
-    data = reader.described(reader.read())
-    cells = data.num_users * data.num_items
-    typer.echo(
-        f"{name}: {data.num_users:,} users, {data.num_items:,} items, {len(data):,} interactions"
-    )
-    typer.echo(
-        f"density {len(data) / max(cells, 1):.4%}, times"
-        f" {'yes' if data.times is not None else 'no'}"
-    )
-    if data.ratings is not None:
-        counts = pd.Series(data.ratings).value_counts().sort_index()
-        shown = [f"{value:g}: {count:,}" for value, count in counts.head(12).items()]
-        typer.echo(f"ratings {', '.join(shown)}{', ...' if len(counts) > 12 else ''}")
-    for owner, table in (("user", data.user_features), ("item", data.item_features)):
-        for feature in table.features:
-            typer.echo(
-                f"{owner} feature {feature.name}: {len(feature.categories)} categories, up to"
-                f" {feature.width} each"
-            )
-        for text in table.texts:
-            typer.echo(f"{owner} text {text.name}: {len(text.categories):,} words")
-        for vectors in table.vectors:
-            width = vectors.values.shape[1]
-            count = f"{vectors.known.sum():,} known"
-            typer.echo(f"{owner} vectors {vectors.name}: width {width}, {count}")
-    typer.echo(f"fingerprint {data.fingerprint()}")
-
-
-def _reader(name: str, settings: list[str]) -> Reader:
-    table: dict = {}
-    for text in settings:
-        table = override(table, text)
-    cls = resolve(DATASET, name)
-    return cls(name, cls.Config.parse(table, at="dataset"))
 
 
 # Output tables: CSV or Parquet, by the file's extension.
@@ -179,10 +112,9 @@ _TITLES = {
     "recovered": "original item inferred by a trained attacker, share of replaced rows",
     "frequent": "original item inferred from frequencies alone",
 }
-"""Printed labels; `--json` has the keys."""
 
 
-def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def perturb(experiment: Named, overrides: Overrides = None) -> None:
     """Apply an experiment's perturbation without training, and report its effect and its
     guarantee."""
     loaded = load(experiment, overrides or [])
@@ -191,17 +123,14 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
         "clients": len(population.training_clients),
         "rows": len(population.partition.train_rows),
         "learned rows": len(perturbed.rows),
-        **perturbed.figures,
-        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    typer.echo(json_text(figures)) if as_json else _print_figures(figures)
+    _print_figures(loaded, {**figures, **perturbed.figures})
 
 
 def synthesise(
     experiment: Named,
     output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
     overrides: Overrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write the synthetic training rows of an experiment with a table [perturb], and measure what
     they reveal about the real rows.
@@ -222,12 +151,8 @@ def synthesise(
         "training rows": len(real),
         **disclosure(real, perturbed, loaded.seed),
         **measured,
-        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    if as_json:
-        typer.echo(json_text(figures))
-    else:
-        _print_figures({_TITLES.get(name, name): value for name, value in figures.items()})
+    _print_figures(loaded, {_TITLES.get(name, name): value for name, value in figures.items()})
 
 
 def _perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
@@ -245,16 +170,19 @@ def _perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed
     return population, population.perturbed  # type: ignore[return-value]
 
 
-def _print_figures(figures: dict[str, Any], indent: str = "") -> None:
-    """Print counts, shares and spreads line by line, then the sentences."""
+def _print_figures(experiment: Experiment, figures: Mapping[str, Any]) -> None:
+    """Print counts, shares and spreads line by line, then the perturbation in words."""
+    for line in (*_lines(figures), *perturbation_of(experiment).words()):  # type: ignore[union-attr]
+        typer.echo(line)
+
+
+def _lines(figures: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     for name, value in figures.items():
         if isinstance(value, dict):
-            typer.echo(f"{indent}{name}:")
-            _print_figures(value, indent + "  ")
-        elif name != "in words":
-            typer.echo(f"{indent}{name}: {_shown(value)}")
-    for line in figures.get("in words", ()):
-        typer.echo(line)
+            yield f"{indent}{name}:"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

@@ -8,15 +8,18 @@ import importlib
 import os
 import sys
 from importlib.metadata import version
-from typing import Any
 
 import typer
+
+import fedrec
+from fedrec.errors import ROOT
 
 PACKAGES = ("flwr", "torch", "numpy", "numba", "pandas", "autodp", "ray", "pydantic")
 
 
 def doctor() -> None:
     """Check the installation; the exit status is 1 if a check fails."""
+    typer.echo(f"fedrec {fedrec.__version__} in {ROOT}, Python {sys.version}, {sys.executable}")
     failed = False
     checks = {package: lambda package=package: _version(package) for package in PACKAGES}
     for name, check in {**checks, **_CHECKS}.items():
@@ -31,15 +34,6 @@ def doctor() -> None:
 def _version(package: str) -> str:
     importlib.import_module(package)
     return version(package)
-
-
-def _origins() -> str:
-    """Check that no other packages precede ours on the path, as four of our package names are
-    common words."""
-    from fedrec.errors import ROOT, require_own_packages
-
-    require_own_packages()
-    return f"all below {ROOT}; Python {sys.version.split()[0]} at {sys.executable}"
 
 
 def _flower() -> str:
@@ -71,20 +65,4 @@ def _kernel() -> str:
     return f"will be compiled once (a minute), into {folder}"
 
 
-def _data() -> str:
-    from fedrec.components.registry import DATASET, available
-    from fedrec.data.reader import data_directory
-
-    classes: Any = [pair for pair in available(DATASET) if getattr(pair[1], "source", None)]
-    here = [name for name, cls in classes if cls(name, cls.Config()).default_folder().exists()]
-    nothing = "no datasets yet; the synthetic dataset needs no files"
-    return f"{data_directory()}: {', '.join(here) or nothing}"
-
-
-_CHECKS = {
-    "our packages": _origins,
-    "flower": _flower,
-    "devices": _devices,
-    "kernel": _kernel,
-    "data": _data,
-}
+_CHECKS = {"flower": _flower, "devices": _devices, "kernel": _kernel}

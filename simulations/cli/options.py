@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from fedrec.config import Config
 
 
-_EXPERIMENT = "fedrec.experiment.schema:Experiment"
 _TYPES = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
 
 
@@ -125,37 +122,17 @@ Named = Annotated[
     str,
     typer.Argument(metavar="EXPERIMENT", help="A TOML file, or the name of a shipped experiment."),
 ]
+Engine = Annotated[
+    str | None, typer.Option(help="Engine that runs the nodes: serial, ray or flower.")
+]
 RunOutput = Annotated[Path | None, output("Run folder: new or empty.")]
 Quiet = Annotated[bool, quiet("Print only the run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def setting_option(key: str, *flags: str, of: str = _EXPERIMENT) -> Any:
-    """Option for a setting; its value is a text, as in `--set KEY=VALUE`, checked by the setting's
-    class.
-
-    Args:
-        key: key of the setting, such as `engine.nodes`.
-        flags: names of the option; default: the parameter's name.
-        of: configuration class, as `package.module:Class`.
-    """
-    setting = _settings(of)[key]
-    default = "" if setting.default in ("", "required") else f"default: {setting.default}"
-    form = ", ".join(filter(None, (setting.type, setting.range, default)))
-    return typer.Option(*flags, metavar="VALUE", help=f"{setting.about} ({form})")
-
-
-@cache
-def _settings(name: str) -> dict[str, Setting]:
-    """Settings of a configuration class by key."""
-    from fedrec.components.registry import settings_of
-
-    return {setting.key: setting for setting in settings_of(resolve_name(name))}
-
-
-def overrides_of(values: dict[str, str | None]) -> list[str]:
-    """Options with a value, as texts `KEY=VALUE` for `--set`."""
-    return [f"{key}={value}" for key, value in values.items() if value is not None]
+def with_engine(overrides: list[str] | None, engine: str | None) -> list[str]:
+    """Overrides, and the engine if one is named."""
+    return [*(overrides or []), *([] if engine is None else [f"engine.name={engine}"])]
 
 
 def _options_of(config: type[Config]) -> Iterator[click.Option]:

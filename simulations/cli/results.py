@@ -78,14 +78,13 @@ def report(
     output: Annotated[
         Path | None, options.output("Output file; default: report.html in the first folder.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
     if output is not None:
         options.check_suffix(output, ".html", ".htm")
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     file = output or runs[0] / "report.html"
-    write_atomically(file, rendered(results, title=title))
+    write_atomically(file, rendered(results))
     typer.echo(file)
 
 
@@ -105,33 +104,26 @@ def compare(
     against: Annotated[
         str | None, typer.Option(help="Reference system; default: the system of the first run.")
     ] = None,
-    form: Annotated[
-        Format | None, typer.Option("--format", help="Format of a text; default: a table.")
+    output: Annotated[
+        Path | None, options.output("Output file: .csv, .md or .tex; default: print a table.")
     ] = None,
-    output: Annotated[Path | None, options.output("Output file: .csv, .md or .tex.")] = None,
 ) -> None:
     """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
     Holm), and over seeds (t) where there are several."""
-    if output is not None and form is None:
+    if output is not None:
         options.check_suffix(output, *_FORMATS)
-        form = _FORMATS[output.suffix.lower()]
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     comparison = compared(results, metric=metric, against=against)
-    together = shown_together([result.folder for result in results])
-    if form is None:
+    if output is None:
         console = wide_console(_FILE_WIDTH)
         for table in comparison_terminal(comparison, console.width):
             console.print(table)
         typer.echo("\n".join(comparison_notes(comparison)))
     else:
-        text = comparison_text(comparison, form)
-        if output is None:
-            typer.echo(text, nl=False)
-        else:
-            write_atomically(output, text)
-            typer.echo(output)
-    for line in together:  # beside a formatted table
-        typer.echo(line, err=form is not None)
+        write_atomically(output, comparison_text(comparison, _FORMATS[output.suffix.lower()]))
+        typer.echo(output)
+    for line in shown_together([result.folder for result in results]):
+        typer.echo(line, err=output is not None)
 
 
 # `fedrec export`: the model of a finished run for devices.

@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from clients.steps.statistics import SufficientStatistics
-from fedrec.components.registry import STEP, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
 from fedrec.report.comparison import epsilon_of, system_rows
@@ -29,9 +27,8 @@ from fedrec.runtime.files import write_atomically
 from server.callbacks import Progress
 from simulations import runner
 from simulations.cli import options, studies
-from simulations.cli.options import Quiet, RunOutput, interruptible, overrides_of, setting_option
+from simulations.cli.options import Engine, Quiet, RunOutput, interruptible, with_engine
 from simulations.own_table import OwnTable
-from simulations.studies.runs import run_once
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
 Unrated = Annotated[
@@ -53,10 +50,11 @@ System = Annotated[
     typer.Option(help="linear, als or popularity; default: the best on validation users."),
 ]
 TimeFormat = Annotated[
-    str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
+    str | None, typer.Option(help="Form of the dates, such as '%m/%d/%Y'. Default: ISO or dotted.")
 ]
 Vectors = Annotated[
-    list[Path] | None, setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig")
+    list[Path] | None,
+    typer.Option(help="File of dense vectors of the items: X.npy beside X.txt; may repeat."),
 ]
 
 
@@ -67,11 +65,8 @@ def run(
     overrides: Annotated[
         list[str] | None, options.overrides("Override a key, such as strategy.server-lr=0.5.")
     ] = None,
-    engine: Annotated[str | None, setting_option("engine.name")] = None,
-    nodes: Annotated[str | None, setting_option("engine.nodes")] = None,
-    device: Annotated[str | None, setting_option("engine.device")] = None,
-    seed: Annotated[str | None, setting_option("seed")] = None,
-    ray_address: Annotated[str | None, setting_option("engine.ray-address")] = None,
+    engine: Engine = None,
+    seed: Annotated[str | None, typer.Option(help="Seed of the run, as --set seed=1.")] = None,
     output: RunOutput = None,
     data: Annotated[
         Path | None, typer.Option(help="Your own CSV, Parquet or JSON file of interactions.")
@@ -86,24 +81,11 @@ def run(
     epsilon: Epsilon = None,
     system: System = None,
     item_vectors: Vectors = None,
-    go_on: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option(help="Replace the run in --output if it exists.")
-    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment; or, with --data, train a federated recommender on your own table, and
     compare it with popularity and centralised EASE."""
-    flags = {
-        "engine.name": engine,
-        "engine.nodes": nodes,
-        "engine.device": device,
-        "engine.ray-address": ray_address,
-        "seed": seed,
-    }
-    settings = [*(overrides or []), *overrides_of(flags)]
+    settings = with_engine(overrides, engine) + ([] if seed is None else [f"seed={seed}"])
     roles = {"user": user, "item": item, "rating": rating, "time": time}
     columns = {role: name for role, name in roles.items() if name is not None}
     vectors = tuple(item_vectors or ())
@@ -122,15 +104,9 @@ def run(
             " fedrec run --data ratings.csv",
         )
     folder = output or default_folder(wanted)
-    if overwrite and not go_on and (folder / "run.json").is_file():
-        runner.discard(folder)
-
-    def work(callbacks: list) -> Result:
-        if go_on:
-            return run_once(wanted, folder, callbacks).read_result()
-        return runner.run(wanted, output=folder, callbacks=callbacks)
-
-    _watched(folder, quiet, work)
+    _watched(
+        folder, quiet, lambda callbacks: runner.run(wanted, output=folder, callbacks=callbacks)
+    )
 
 
 def resume(
@@ -154,26 +130,18 @@ def resume(
 _METRIC = "hits@10"
 
 
-class _DemoRow(NamedTuple):
-    """One system of the demonstration: its name in the table, the shipped experiment that has it,
-    the label of the baseline (None: the federated system), and a description in one line."""
-
-    system: str
-    experiment: str
-    label: str | None
-    what: str
-
-
 _ROWS = (
-    _DemoRow("popularity", "linear-synthetic", "popularity", "one list for all users"),
-    _DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
-    _DemoRow("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
-    _DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
-    _DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
-    _DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
-    _DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
-    _DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums"),
+    ("popularity", "linear-synthetic", "popularity", "one list for all users"),
+    ("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
+    ("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
+    ("linear", "linear-synthetic", None, "two sums over devices"),
+    ("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
+    ("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
+    ("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
+    ("linear, private", "linear-private-synthetic", None, "two noisy sums"),
 )
+"""Of each system its name in the table, the shipped experiment that has it, the label of the
+baseline (None: the federated system), and a description."""
 
 
 def demo(
@@ -183,15 +151,14 @@ def demo(
     systems and popularity, on synthetic data; print a table and write a report. Works offline."""
     folder = output or runs_directory() / f"demo-{stamp()}"
     results: dict[str, Result] = {}
-    for name in dict.fromkeys(row.experiment for row in _ROWS):
+    for name in dict.fromkeys(experiment for _, experiment, _, _ in _ROWS):
         experiment = load(name)
         if experiment.engine.name == "ray":  # to show it: one node is faster for such short runs
             experiment = load(name, ["engine.nodes=2"])
         with closing(Progress()) as progress:
             results[name] = runner.run(experiment, output=folder / name, callbacks=[progress])
     page = folder / "report.html"
-    title = "Federated recommenders, with and without differential privacy"
-    write_atomically(page, report(list(results.values()), title=title))
+    write_atomically(page, report(list(results.values())))
     _print_demo(results)
     typer.echo(f"report: {page}")
 
@@ -200,20 +167,19 @@ def _print_demo(results: Mapping[str, Result]) -> None:
     """Print the table of the results by experiment."""
     table = Table("system", _METRIC, "epsilon", "description")
     inputs = {}
-    for row in _ROWS:
-        result = results[row.experiment]
-        label = row.label or result.experiment.name
-        inputs[row.system] = system_inputs(result).get(label)
+    for system, experiment, baseline, what in _ROWS:
+        result = results[experiment]
+        label = baseline or result.experiment.name
+        inputs[system] = system_inputs(result).get(label)
         epsilon = epsilon_of(result, label)
         spent = f"{epsilon:.2f}" if epsilon is not None and math.isfinite(epsilon) else "-"
-        table.add_row(row.system, f"{system_rows(result)[label][_METRIC]:.3f}", spent, row.what)
+        table.add_row(system, f"{system_rows(result)[label][_METRIC]:.3f}", spent, what)
     console = Console()
     console.print(table)
     every = list(results.values())
     private = next(result for result in every if result.privacy)
-    count = len(every[0].users)
     for line in [
-        f"The same {count} test users in each row, seed {every[0].experiment.seed}.",
+        f"The same {len(every[0].users)} test users, seed {every[0].experiment.seed}.",
         inputs_line(inputs),
         *private.privacy[:1],
         *shown_together([result.folder for result in every]),
@@ -224,7 +190,7 @@ def _print_demo(results: Mapping[str, Result]) -> None:
 # Progress, interruptions and results of a run.
 
 
-def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
+def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> None:
     """Run the work and print the results; after Ctrl-C, print the command that resumes the run."""
     resume = f"continue with: fedrec resume {quote(str(folder))}"
     with interruptible(resume), closing(Progress()) as progress:
@@ -234,7 +200,6 @@ def _watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Resul
         _print_next(result)
         typer.echo("Run folder:", err=True)
     typer.echo(result.folder)
-    return result
 
 
 def print_table(result: Result) -> None:
@@ -250,20 +215,8 @@ def _print_next(result: Result) -> None:
     """Print suggested next commands after a finished run to standard error."""
     experiment = result.experiment
     run = quote(str(result.folder))
-    lines = [
-        f"fedrec report {run} -o report.html",
-        f"fedrec compare {run} OTHER-RUN",
-        f"fedrec sweep {quote(str(result.folder / 'experiment.toml'))} --seeds 3",
-    ]
+    typer.echo("Next:", err=True)
+    typer.echo(f"  fedrec report {run} -o report.html", err=True)
+    typer.echo(f"  fedrec compare {run} OTHER-RUN", err=True)
     if experiment.federated and experiment.dataset.name == "table":
-        lines.insert(1, f"fedrec recommend {run} --top 20 -o lists.csv")
-    watch = experiment.early_stopping
-    calibrated = experiment.privacy is not None and experiment.privacy.epsilon is not None
-    if watch is not None and result.early_stopping.get("stopped"):
-        lines.append(f"fedrec resume {run} --set early-stopping.patience={2 * watch.patience}")
-    elif experiment.federated and not calibrated:  # noise is calibrated to all rounds
-        step = resolve(STEP, experiment.step.name)
-        if not issubclass(step, SufficientStatistics):  # which are the same in each round
-            lines.append(f"fedrec resume {run} --set rounds={2 * experiment.rounds}")
-    for line in ("Next:", *(f"  {line}" for line in lines)):
-        typer.echo(line, err=True)
+        typer.echo(f"  fedrec recommend {run} --top 20 -o lists.csv", err=True)

@@ -70,9 +70,6 @@ def sweep(
         ),
     ] = None,
     workers: Annotated[int, options.workers("runs")] = 1,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Address of a running Ray cluster.")
-    ] = None,
     output: Annotated[
         Path | None, options.output("Folder of the sweep: new, or of the same sweep.")
     ] = None,
@@ -100,7 +97,7 @@ def sweep(
         _print_plan(plan)
         return
     name = plan.experiment.get("name", "sweep")
-    _run(plan, output or runs_directory() / f"sweep-{name}-{stamp()}", quiet, workers, ray_address)
+    _run(plan, output or runs_directory() / f"sweep-{name}-{stamp()}", quiet, workers)
 
 
 def resume(folder: Path, quiet: bool) -> None:
@@ -108,12 +105,10 @@ def resume(folder: Path, quiet: bool) -> None:
     _run(SweepFolder(folder).plan, folder, quiet)
 
 
-def _run(
-    plan: SweepPlan, folder: Path, quiet: bool, workers: int = 1, address: str | None = None
-) -> None:
+def _run(plan: SweepPlan, folder: Path, quiet: bool, workers: int = 1) -> None:
     _print_cost(plan)
     with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
-        result = run_sweep(plan, folder, workers=workers, ray_address=address, quiet=quiet)
+        result = run_sweep(plan, folder, workers=workers, quiet=quiet)
     if not quiet:
         _print_result(result)
         compared = "" if plan.private else f"\n  fedrec compare {folder}"
@@ -150,7 +145,7 @@ def _print_result(result: SweepResult) -> None:
             console.print(f"{hidden} more settings in settings.csv", highlight=False)
     for name, text in result.failures.items():
         console.print(f"{name} failed: {text}", highlight=False, markup=False)
-    for line in (*_choice(result), *(cost.lines() if cost else result.total.lines)):
+    for line in (*_choice(result), *(cost.lines() if cost else result.total)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     counts = f"{len(result.settings)} settings, {len(result.runs)} runs. "
     console.print(f"{'' if cost else counts}Folder of the sweep:")
@@ -160,10 +155,7 @@ def _choice(result: SweepResult) -> list[str]:
     """Lines about the selected setting, and the command that evaluates it."""
     aims = " and ".join(result.plan.aims)
     if not aims:
-        return [
-            "No setting was selected, and the table is in the order of the runs. To select one,"
-            " use --choose METRIC with --set evaluation.held-out=validation."
-        ]
+        return []
     if not result.chosen:
         return [f"No setting was selected, because none has {aims} for all seeds."]
     if (cost := result.plan.cost) is not None:  # the number of the trial is not published
@@ -299,12 +291,8 @@ def _print_tables(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
     shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
     for column in ("published", "ours", "95 % interval"):
         shown.add_column(column, justify="right", no_wrap=True)
-    rows = [cells_of(row)[0 if several else 1 :] for row in table.to_dict("records")]
-    stated = any(row[-1] for row in rows)
-    if stated:
-        shown.add_column("inputs")
-    for row in rows:
-        shown.add_row(*(row if stated else row[:-1]))
+    for row in table.to_dict("records"):
+        shown.add_row(*cells_of(row)[0 if several else 1 :])
     console = wide_console(_FILE_WIDTH)
     console.print(shown)
     for note in notes:

@@ -34,23 +34,14 @@ from fedrec.components.sections import Section, component_settings
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
-from fedrec.data.population import Population, read_interactions
+from fedrec.data.population import Known, Population, read_interactions
 from fedrec.data.splits.rules import partition_by
-from fedrec.errors import ComponentError
 from fedrec.experiment.schema import Experiment, load
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible, stream
 from fedrec.runs.folder import Result
 from server.callbacks import Callback
 from simulations import runner
-
-if not __debug__:  # every contract would pass
-    raise ComponentError(
-        "contract tests check nothing without assertions",
-        expected="Python with assertions",
-        got="python -O, or the environment variable PYTHONOPTIMIZE",
-        fix="run pytest without them",
-    )
 
 SMALL: dict[str, Any] = {
     "name": "contract",
@@ -299,14 +290,17 @@ class PerturbationContract(_OtherContract):
 
     kind = PERTURBATION
 
-    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+    def _data(self) -> TrainingData:
+        """Training rows of the small experiment."""
         experiment = self.small()
         interactions = read_interactions(experiment)
         split = partition_by(experiment.split, 0, interactions)
         rated = experiment.task == "rating" or experiment.positive_above is not None
-        rows = interactions.with_rows(split.train_rows)
-        with unchanged(columns_of(rows)):
-            data = TrainingData(rows, split.training_clients, rated)
+        return TrainingData(interactions.with_rows(split.train_rows), split.training_clients, rated)
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        data = self._data()
+        with unchanged(columns_of(data.rows)):
             return columns_of(self.cls(self.config(), seed).perturb(data).rows)
 
 
@@ -340,10 +334,15 @@ class PoisoningContract(_OtherContract):
         """Section of the adversary, with the component as its attack."""
         return {"adversary": {"attack": self.section(), "share": 0.23, "targets": 2}}
 
-    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+    def _known(self) -> Known:
+        """The adversary of the small experiment."""
         known = Population.of(self.small()).adversary
         if known is None:
             pytest.fail("the experiment has no adversary")
+        return known
+
+    def _applied(self, seed: int) -> dict[str, np.ndarray]:
+        known = self._known()
         attack = self.cls(self.config())
         with unchanged({"malicious": known.malicious}):
             return {

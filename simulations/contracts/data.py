@@ -313,19 +313,6 @@ class MetricContract(Contract):
             inside = bool(((known >= low - 1e-9) & (known <= high + 1e-9)).all())
             assert len(known) > 0 and inside, f"{column} is not in [{low}, {high}]: {known}"
 
-    def test_it_is_measured_in_a_run(self, tmp_path: Path) -> None:
-        """Measure it as named in `evaluation.metrics`, for the federated system and a baseline."""
-        settings = {"evaluation": {"users": 4, "ks": [5], "metrics": [self.section()]}}
-        rated = self.cls.task == "rating"
-        baseline = "item-mean" if rated else "popularity"
-        settings["evaluation"] |= {"baselines": [baseline], "fine-tune": {"epochs": 0}}
-        if rated:
-            settings |= {"task": "rating", "positive-above": None, "split": {"name": "ratio"}}
-        result = runner.run(self.small(**settings), output=tmp_path / "run")
-        column = self.cls(self.config()).column(5)
-        for label, metrics in {"the run": result.metrics, **result.baselines}.items():
-            assert column in metrics, f"{label} has no {column}: {', '.join(metrics)}"
-
 
 def _everybody() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Scores and masks of a few users; the last user has no held-out rows."""

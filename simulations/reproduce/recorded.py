@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -88,15 +88,12 @@ def find(paper: str, item: str | None) -> list[Study]:
     items = {study.item: study for study in declared(file)}
     if item is None:
         return list(items.values())
-    wanted = item.lower().replace(" ", "")
-    if wanted not in items:
-        wanted = wanted.replace("-", "")  # as in figure-2
-    if wanted not in items:
-        if why := NOT_HERE.get(f"{paper} {wanted}"):
-            problem = f"{paper} has no study {item!r}: {why}"
-            raise ExperimentError(problem, fix=f"choose one of {', '.join(items)}")
-        raise unknown(f"study of {paper}", wanted, items)
-    return [items[wanted]]
+    if why := NOT_HERE.get(f"{paper} {item}"):
+        problem = f"{paper} has no study {item!r}: {why}"
+        raise ExperimentError(problem, fix=f"choose one of {', '.join(items)}")
+    if item not in items:
+        raise unknown(f"study of {paper}", item, items)
+    return [items[item]]
 
 
 def published(paper: str, item: str, dataset: str = "") -> dict[Cell, float]:
@@ -168,7 +165,6 @@ class Recorded:
         machine: class of machine.
         seeds: number of seeds.
         part: number of tasks that were run, such as `3 of 23`; empty: all.
-        tasks: rows of each of these tasks; empty: all were run.
         rows: numbers by row and metric; a row's name begins with its data set if there are several.
         differences: differences of two rows paired by draw, by metric: mean, ends of the 95 %
             interval, p of the t-test, number of draws.
@@ -184,7 +180,6 @@ class Recorded:
     rows: Mapping[str, Mapping[str, Number]]
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
     part: str = ""
-    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     @property

@@ -135,10 +135,7 @@ def _of_absent(name: object) -> bool:
 
 def _small_baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
     options = {"name": entry} if isinstance(entry, str) else dict(entry)
-    try:
-        fields = resolve(BASELINE, str(options["name"])).Config.model_fields
-    except ExperimentError:
-        return options
+    fields = resolve(BASELINE, str(options["name"])).Config.model_fields
     return {**options, "epochs": 1} if "epochs" in fields else options
 
 

@@ -185,7 +185,6 @@ def execute(
     word: str = "run",
     describe: Callable[[J], str] = lambda job: "is done",
     workers: int = 1,
-    address: str | None = None,
     device: str = "auto",
     quiet: bool = True,
 ) -> Iterator[J]:
@@ -198,9 +197,7 @@ def execute(
         done: number of jobs that were finished before.
         word: name of a job in the lines.
         describe: returns a few words about a finished job.
-        workers: number of jobs at a time; 1 without an address: in this process.
-        address: address of a Ray cluster whose machines see the study's folder; None: start a local
-            Ray.
+        workers: number of jobs at a time; 1: in this process.
         device: device of the runs; Ray tasks share the GPUs.
         quiet: whether to print no progress.
 
@@ -208,7 +205,7 @@ def execute(
         Each job when it ends.
 
     Raises:
-        EngineError: Ray cannot be started, or the cluster cannot be reached.
+        EngineError: Ray cannot be started.
         FedrecError: a job failed for a reason that affects all jobs, such as missing data.
     """
 
@@ -218,8 +215,7 @@ def execute(
 
     started = time.monotonic()
     tell(f"{done}/{total} {word}s are done")
-    on_ray = workers > 1 or address is not None
-    ended = _on_ray(jobs, workers, address, device) if on_ray else _here(jobs, quiet)
+    ended = _on_ray(jobs, workers, device) if workers > 1 else _here(jobs, quiet)
     for count, (job, failure) in enumerate(ended, 1):
         if failure is not None:
             failures[job.name] = failure
@@ -258,14 +254,12 @@ def _here(jobs: Iterator[J], quiet: bool) -> Iterator[tuple[J, str | None]]:
         yield job, failure
 
 
-def _on_ray(
-    jobs: Iterator[J], workers: int, address: str | None, device: str
-) -> Iterator[tuple[J, str | None]]:
+def _on_ray(jobs: Iterator[J], workers: int, device: str) -> Iterator[tuple[J, str | None]]:
     import ray
 
     from simulations.engines.ray import connected
 
-    with connected(address, workers):
+    with connected(None, workers):
         gpus = ray.cluster_resources().get("GPU", 0.0) if device != "cpu" else 0.0
         options = {"num_cpus": 1, "num_gpus": min(1.0, gpus / workers), "max_retries": 0}
         task = ray.remote(**options)(_attempt)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 import secrets
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,24 +31,8 @@ _MOST = 10_000  # settings of a grid
 _EXAMPLES = (
     "--vary 'strategy.server-lr=[0.1, 0.5]', or '{low=0.01, high=1.0, log=true}' for a range"
 )
-_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 _RESERVED = {"seed": "--seeds N", "evaluation.held-out": "--set evaluation.held-out=validation"}
 _ATTEMPTS = 100  # to find a setting that was not tried before
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Dimension with a list of values.
-
-    Attributes:
-        values: at least one value, all distinct.
-    """
-
-    values: tuple[Any, ...]
-
-    def draw(self, generator: np.random.Generator) -> Any:
-        """Draw one of the values uniformly."""
-        return self.values[int(generator.integers(len(self.values)))]
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,9 @@ class Range:
         return min(max(near, self.low), self.high)
 
 
-Space: TypeAlias = dict[str, Choice | Range]
+Dimension: TypeAlias = tuple[Any, ...] | Range
+"""A range, or distinct values, at least one."""
+Space: TypeAlias = dict[str, Dimension]
 Point: TypeAlias = dict[str, Any]
 """A value for each key of a space."""
 
@@ -120,7 +105,7 @@ def grid(space: Space) -> list[Point]:
                 "a list of values, or a number of random trials, such as --trials 20",
                 f"{dimension.low} to {dimension.high}",
             )
-    choices = [dimension.values for dimension in space.values() if isinstance(dimension, Choice)]
+    choices = [dimension for dimension in space.values() if not isinstance(dimension, Range)]
     size = math.prod(map(len, choices))
     if size > _MOST:
         raise _error(
@@ -132,7 +117,12 @@ def grid(space: Space) -> list[Point]:
 def _drawn(space: Space, seed: int, number: int, attempt: int = 0) -> Point:
     """Draw the point of a trial, as a function of seed, number and attempt."""
     generator = stream(seed, "sweep", number, attempt)
-    return {key: dimension.draw(generator) for key, dimension in space.items()}
+    return {
+        key: dimension.draw(generator)
+        if isinstance(dimension, Range)
+        else dimension[int(generator.integers(len(dimension)))]
+        for key, dimension in space.items()
+    }
 
 
 def overrides(point: Mapping[str, Any]) -> list[str]:
@@ -150,31 +140,23 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
-def _dimension(text: str) -> tuple[str, Choice | Range]:
-    key, equals, written = text.partition("=")
+def _dimension(text: str) -> tuple[str, Dimension]:
+    key, _, written = text.partition("=")
     key = key.strip()
     try:
-        value = _parsed(written)
+        value = tomllib.loads(f"value = {written}")["value"]
     except (ValueError, RecursionError) as error:
         raise _error(f"cannot read {text!r}", f"KEY=[VALUE, ...] ({error})", text) from None
-    if not equals or not key:
+    if not key:
         raise _error(f"cannot read {text!r}", "KEY=[VALUE, ...]", text)
     if isinstance(value, list):
         distinct = {json.dumps(entry, sort_keys=True, default=str) for entry in value}
         if not value or len(distinct) < len(value):
             raise _error(f"cannot vary {text!r}", "at least one value, without duplicates", text)
-        return key, Choice(tuple(value))
+        return key, tuple(value)
     if isinstance(value, dict):
         return key, _range(text, value)
     raise _error(f"{key!r} has a single value", "a list of values, or a range", text)
-
-
-def _parsed(written: str) -> Any:
-    """Parse a TOML value, in which numbers may begin with a point."""
-    try:
-        return tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
-        return tomllib.loads(f"value = {_POINT.sub('0.', written)}")["value"]
 
 
 def _range(text: str, table: Mapping[str, Any]) -> Range:
@@ -260,24 +242,24 @@ def _installed() -> Any:
     return optuna
 
 
-def _distribution(dimension: Choice | Range) -> Any:
+def _distribution(dimension: Dimension) -> Any:
     distributions = _installed().distributions
-    if isinstance(dimension, Choice):  # by index, because values may be lists and tables
-        return distributions.CategoricalDistribution(range(len(dimension.values)))
+    if not isinstance(dimension, Range):  # by index, because values may be lists and tables
+        return distributions.CategoricalDistribution(range(len(dimension)))
     cls = distributions.IntDistribution if dimension.whole else distributions.FloatDistribution
     return cls(dimension.low, dimension.high, log=dimension.log)
 
 
-def _index(dimension: Choice | Range, value: Any) -> Any:
-    """Convert a value to Optuna's: the index of a choice, or the number."""
-    return dimension.values.index(value) if isinstance(dimension, Choice) else value
+def _index(dimension: Dimension, value: Any) -> Any:
+    """Convert a value to Optuna's: the index in a list, or the number."""
+    return value if isinstance(dimension, Range) else dimension.index(value)
 
 
-def _value(dimension: Choice | Range, parameter: Any) -> Any:
+def _value(dimension: Dimension, parameter: Any) -> Any:
     """Convert Optuna's parameter to a value."""
-    if isinstance(dimension, Choice):
-        return dimension.values[parameter]
-    return dimension.rounded(parameter)
+    if isinstance(dimension, Range):
+        return dimension.rounded(parameter)
+    return dimension[parameter]
 
 
 # Private choice of settings: only the best of a random number of trials, each with a randomly drawn

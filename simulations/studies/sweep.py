@@ -33,7 +33,7 @@ import pandas as pd
 from fedrec.errors import ExperimentError, FedrecError, RunError, unknown
 from fedrec.evaluation.tables import lower_is_better
 from fedrec.experiment.schema import load, read
-from fedrec.report.privacy_total import PrivacyTotal, total_of
+from fedrec.report.privacy_total import sweep_total
 from fedrec.runs.folder import Result, RunFolder, locked
 from fedrec.runtime.files import write_atomically, write_json
 from server.callbacks import Callback
@@ -269,7 +269,7 @@ class SweepResult:
         settings: one row per setting, see `_setting_rows`.
         chosen: numbers of the best settings (Pareto front) by the aims; empty without aims.
         failures: errors by name of the run.
-        total: privacy of all runs.
+        total: total privacy cost of all runs, in words.
     """
 
     folder: Path
@@ -278,24 +278,16 @@ class SweepResult:
     settings: pd.DataFrame
     chosen: tuple[int, ...]
     failures: Mapping[str, str]
-    total: PrivacyTotal
+    total: Sequence[str]
 
 
-def sweep(
-    plan: SweepPlan,
-    output: Path,
-    *,
-    workers: int = 1,
-    ray_address: str | None = None,
-    quiet: bool = True,
-) -> SweepResult:
+def sweep(plan: SweepPlan, output: Path, *, workers: int = 1, quiet: bool = True) -> SweepResult:
     """Run a sweep, or its remaining part.
 
     Args:
         plan: the sweep.
         output: its folder: a new one, or that of the same sweep.
         workers: number of runs at a time; more than 1 are Ray tasks.
-        ray_address: address of a Ray cluster whose machines see `output`; default: a local Ray.
         quiet: whether to print no progress.
 
     Raises:
@@ -313,7 +305,6 @@ def sweep(
                 done=sum(folder.values(job) is not None for job in folder.jobs()),
                 describe=lambda job: _main_metrics(folder, job),
                 workers=workers,
-                address=ray_address,
                 device=str(plan.experiment.get("engine", {}).get("device", "auto")),
                 quiet=quiet,
             ):
@@ -367,7 +358,7 @@ def _result_of(folder: SweepFolder) -> SweepResult:
         text = load(plan.at(job.point, job.seed).table(), ["evaluation.held-out=test"]).toml()
         write_atomically(chosen_file(folder.path, trial), text)
     begun = [run for job in jobs if (run := job.run()) is not None]
-    total = total_of(begun, chosen=bool(plan.aims))
+    total = sweep_total(begun, chosen=bool(plan.aims))
     return SweepResult(folder.path, plan, runs, settings, tuple(chosen), folder.failures, total)
 
 

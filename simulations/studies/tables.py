@@ -34,8 +34,8 @@ _QUICK = (
 def write(
     study: Study, path: Path, jobs: Iterable[TaskJob], printed: Mapping[Cell, float], *, quick: bool
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Create and write the tables of finished jobs: ITEM.csv and ITEM.md, ITEM-seeds.csv with the
-    numbers of each seed, and, if rows are compared, ITEM-differences.csv.
+    """Create and write the tables of finished jobs: ITEM.csv and, if rows are compared,
+    ITEM-differences.csv.
 
     Args:
         study: the study.
@@ -49,7 +49,6 @@ def write(
         compared rows, and notes.
     """
     done = [(job, results) for job in jobs if (results := job.results()) is not None]
-    numbers = [(job.seed, number) for job, (results, _) in done for number in results]
     independent = draws((job, results) for job, (results, _) in done)
     table = comparison(printed, (number for _, number in independent), best=study.best)
     count = len({job.seed for job, _ in done})
@@ -58,18 +57,13 @@ def write(
         *_difference_lines(compared),
         *([_QUICK] if quick else []),
         *study.differs,
-        *_input_notes(number for _, number in numbers),
+        *_input_notes(number for _, (numbers, _) in done for number in numbers),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
         "95 % intervals: over several folds or seeds (Student's t), otherwise over users.",
         *shown_together(run.parent for run in sorted(path.rglob("run.json"))),
     ]
-    title = f"{study.name}: {study.title}"
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
-    write_atomically(path / f"{study.item}.md", _markdown(table, title, notes))
-    each = pd.DataFrame([{"seed": seed, **asdict(number)} for seed, number in numbers])
-    each = each.drop(columns=["lower_is_better", "least", "most", "inputs"], errors="ignore")
-    write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
         write_atomically(path / f"{study.item}-differences.csv", compared.to_csv(index=False))
     return table, notes
@@ -150,16 +144,11 @@ def comparison(
 
 
 def _input_notes(results: Iterable[Found]) -> list[str]:
-    """Sentences on the inputs of rows by data set, client-rounds and numbers of settings tried."""
+    """Sentences on the inputs of rows, client-rounds and numbers of settings tried."""
     stated = inputs_of(results)
-    data_sets = dict.fromkeys(row[0] for row in stated)
-    lines = {
-        data: inputs_line({row[1]: inputs for row, inputs in stated.items() if row[0] == data})
-        for data in data_sets
-    }
-    named = [f"{data}: {line}" if len(lines) > 1 else line for data, line in lines.items() if line]
-    budgets = budgets_line({name: stated[row] for row, name in _names(stated).items()})
-    return [*named, budgets] if budgets else named
+    several = len({data for data, _ in stated}) > 1
+    named = {": ".join(row) if several else row[1]: inputs for row, inputs in stated.items()}
+    return [line for line in (inputs_line(named), budgets_line(named)) if line]
 
 
 def inputs_of(results: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
@@ -168,19 +157,11 @@ def inputs_of(results: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
     for result in results:
         if result.inputs is not None:
             every.setdefault(result.cell[:2], []).append(Inputs.of_table(result.inputs))
-    return {row: _with_mean_rounds(all_) for row, all_ in every.items()}
-
-
-def _with_mean_rounds(seeds: Sequence[Inputs]) -> Inputs:
-    rounds = [inputs.client_rounds for inputs in seeds if inputs.client_rounds is not None]
-    return replace(seeds[0], client_rounds=round(np.mean(rounds)) if rounds else None)
-
-
-def _names(rows: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Unique name of each row; with the data set if there are several."""
-    rows = list(rows)
-    several = len({data for data, _ in rows}) > 1
-    return {row: ": ".join(row) if several else row[1] for row in rows}
+    means = {}
+    for row, seeds in every.items():
+        rounds = [inputs.client_rounds for inputs in seeds if inputs.client_rounds is not None]
+        means[row] = replace(seeds[0], client_rounds=round(np.mean(rounds)) if rounds else None)
+    return means
 
 
 def _loss(results: Sequence[Found]) -> float:
@@ -271,18 +252,6 @@ def _number(value: float) -> str:
     if math.isnan(value) or math.isinf(value):
         return "-" if math.isnan(value) else "inf"
     return f"{value:,.0f}" if abs(value) >= 100 and value == round(value) else f"{value:.4f}"
-
-
-def _markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
-    """Format the table as Markdown."""
-    head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
-    rows = [cells_of(row) for row in table.to_dict("records")]
-    lines = [f"# {title}", "", _line(head), _line(["---"] * len(head)), *map(_line, rows)]
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def duration(seconds: float) -> str:

@@ -42,7 +42,7 @@ def test_a_new_folder_records_experiment_machine_and_versions(run, load_tiny):
 def test_an_existing_run_folder_is_refused_and_resume_is_offered(run, load_tiny):
     error = refused(RunFolder.create, load_tiny(), run.path)
     assert error.got == "a run folder" and error.fix.startswith(f"fedrec resume {run.path};")
-    assert "--overwrite" in error.fix
+    assert "another --output" in error.fix
 
 
 def test_a_folder_of_other_files_is_refused_and_an_empty_one_taken(load_tiny, tmp_path):

@@ -3,9 +3,6 @@
 
 import inspect
 import itertools
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,12 +64,6 @@ class Idle(oracles.Sgd):
         return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 0, 0.0)
 
 
-class Writing(oracles.Sgd):
-    def alone(self, parameters, data, random):
-        data.labels[:] = 0
-        return super().alone(parameters, data, random)
-
-
 class Eager(oracles.Sgd):
     def alone(self, parameters, data, random):
         return Update({n: torch.ones_like(v) for n, v in parameters.items()}, 1, 0.0)
@@ -118,11 +109,6 @@ class Mixing(PrivRec):
     def predict(self, parameters, users, items, rows=None):
         found = super().predict(parameters, users, items, rows)
         return found + found.mean()
-
-
-class Whole(PrivRec):
-    def predict(self, parameters, users, items, rows=None):
-        return super().predict(parameters, users, items)
 
 
 class Unseeded(PrivRec):
@@ -261,11 +247,6 @@ class Described(Popularity):
         return super().scores(histories) + self.bonus
 
 
-class Rated(Popularity):
-    def scores(self, histories):
-        return super().scores(histories) - (0.0 if histories.low_rated is None else 1.0)
-
-
 class Undescribed(PrivRec):
     @classmethod
     def features_used(cls, config, known):
@@ -293,14 +274,12 @@ FAULTS = [
     ("Step", Remembering, {}, "test_an_update_is_a_function_of_the_random_stream"),
     ("Step", Deaf, {}, "test_an_update_is_a_function_of_the_random_stream"),
     ("Step", Idle, {}, "test_an_update_has_the_parameters_shapes_and_is_finite"),
-    ("Step", Writing, {}, "test_an_update_has_the_parameters_shapes_and_is_finite"),
     ("Step", Eager, {}, "test_no_epochs_change_nothing"),
     ("Step", Fragile, {}, "test_a_client_without_data_is_no_error"),
     ("Step", OtherwiseInBlocks, {}, "test_many_clients_at_once_equal_one_by_one"),
     ("Step", Crowded, {}, "test_the_sum_is_the_sum_of_the_clients"),
     ("Step", Unbounded, {}, "test_a_client_moves_the_private_sum_by_the_clip_norm_at_most"),
     ("Model", Mixing, {}, "test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix"),
-    ("Model", Whole, {}, "test_many_clients_at_once_equal_one_by_one"),
     ("Model", Unseeded, {}, "test_initial_parameters_are_a_function_of_the_generator"),
     ("Model", Reversed, {}, "test_scores_are_those_of_the_catalogue"),
     ("Model", Mixing, {}, "test_its_kernel_declaration_is_correct"),
@@ -317,7 +296,6 @@ FAULTS = [
     ("Perturbation", Undrawn, {}, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
     ("Perturbation", InPlace, {}, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
     ("Sampler", Ordered, COHORT, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
-    ("Sampler", Ordered, COHORT, "test_a_run_is_a_function_of_its_seed"),
     ("Callback", Marking, {}, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
     ("Mechanism", Drifting, {}, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
     ("Compression", Counted, {"bits": 8}, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
@@ -325,7 +303,6 @@ FAULTS = [
     ("Baseline", Cumulative, {}, "test_fitting_twice_gives_the_same_scores"),
     ("Baseline", Relative, {}, "test_a_users_scores_do_not_depend_on_others"),
     ("Baseline", Described, {}, "test_it_uses_the_inputs_that_it_states"),
-    ("Baseline", Rated, {}, "test_it_uses_the_inputs_that_it_states"),
     ("Model", Undescribed, {}, "test_features_that_it_does_not_state_change_nothing"),
     ("Dataset", Renamed, {}, "test_feature_names_are_those_of_the_data"),
     ("Attack", Guessing, {}, "test_its_outcome_is_a_function_of_what_it_sees_and_the_seed"),
@@ -372,12 +349,3 @@ def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch
     monkeypatch.setattr(contract, "_private", other)
     with pytest.raises(AssertionError):
         TestPrivateUserVectors().test_many_clients_at_once_equal_one_by_one(tmp_path)
-
-
-def test_contracts_without_assertions_are_refused():
-    command = [sys.executable, "-O", "-c", "from fedrec.testing import StepContract"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(testing.__file__).parents[2]
-    )
-    assert done.returncode and "contract tests check nothing without assertions" in done.stderr
-    assert "got: python -O" in done.stderr and "fix: run pytest without them" in done.stderr

@@ -9,13 +9,12 @@ import pytest
 
 import fedrec
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.errors import DataError, ExperimentError, RunError
+from fedrec.errors import DataError, ExperimentError
 from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
-from server.central import baseline_privacy
 from simulations import runner
 from simulations.own_table import OwnTable
-from simulations.runner import _write_amended, discard
+from simulations.runner import _write_amended
 from tests.captured_noise import captured, sensitivities
 
 # Runs that are extended, changed or overwritten, and failed starts that leave nothing behind.
@@ -34,8 +33,8 @@ def test_a_crash_while_a_run_is_amended_leaves_it_unchanged(run_tiny):
 def test_what_was_learned_with_cannot_change(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, epsilon=5.0, backend='pld'}")
     for override, words in (
-        ("strategy.server-lr=0.3", "cannot be changed after the first round"),
-        ("evaluation.fine-tune={epochs=5}", "cannot be changed after the first round"),
+        ("strategy.server-lr=0.3", "cannot be changed"),
+        ("evaluation.fine-tune={epochs=5}", "cannot be changed"),
         ("rounds=1", "cannot be removed"),
         ("rounds=4", "more noise"),  # it was calibrated to all rounds
     ):
@@ -53,12 +52,6 @@ def test_a_run_whose_settings_do_not_fit_leaves_no_folder(run_tiny, tmp_path):
     assert run_tiny().metrics
 
 
-def test_a_run_without_a_round_may_change_in_everything(tiny_experiment, load_tiny, tmp_path):
-    stale = RunFolder.create(runner.settle(load_tiny("sampler.cohort=100")), tmp_path / "run")
-    result = runner.resume(stale.path, ["sampler.cohort=6"])
-    assert result.metrics == runner.run(tiny_experiment(), output=tmp_path / "other").metrics
-
-
 def test_baselines_that_were_evaluated_alone_are_not_begun_anew(tiny_experiment, tmp_path):
     table = {key: tiny_experiment()[key] for key in ("name", "dataset", "split")}
     table["evaluation"] = {"baselines": ["popularity"]}
@@ -66,26 +59,6 @@ def test_baselines_that_were_evaluated_alone_are_not_begun_anew(tiny_experiment,
     with pytest.raises(ExperimentError, match="cannot be changed"):
         runner.resume(result.folder, ["evaluation.baselines=['ease']"])
     assert runner.resume(result.folder).baselines == result.baselines
-
-
-def test_the_result_of_a_baseline_is_read_once_for_its_privacy(run_tiny, monkeypatch):
-    run = RunFolder(run_tiny("evaluation.baselines=['popularity', 'ease']").folder)
-    read = RunFolder.read_baseline
-    asked = []
-    monkeypatch.setattr(RunFolder, "read_baseline", lambda *two: asked.append(two[1]) or read(*two))
-    assert baseline_privacy(run) == {} and asked == ["popularity", "ease"]
-
-
-def test_only_run_folders_without_a_release_are_discarded(run_tiny, tmp_path):
-    (tmp_path / "photos").mkdir()
-    with pytest.raises(RunError, match="is not a run folder"):
-        discard(tmp_path / "photos")
-    released = run_tiny(NOISE, "privacy.mode='secure'", output="released")
-    with pytest.raises(RunError, match="ledger of a release"):
-        discard(released.folder)
-    simulated = run_tiny(NOISE, output="simulated")
-    discard(simulated.folder)
-    assert released.folder.exists() and not simulated.folder.exists()
 
 
 # Recommendations after a run for users who came later.

@@ -7,7 +7,6 @@ Each kind is broken in up to five ways: it cannot be imported, a method has the 
 returns NaN, it returns wrong shapes, it changes its input.
 """
 
-import json
 import sys
 import textwrap
 from functools import partial
@@ -374,10 +373,10 @@ def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
 
 def test_an_abstract_class_is_seen_in_the_list(plugin, fedrec):
     file = plugin("strategy", BROKEN["strategy", "abstract"][0])
-    code, out, _ = fedrec("list", "strategy", "--json")
-    broken = [e for e in json.loads(out)["strategy"] if e["about"].startswith("BROKEN: ")]
-    assert code == 0 and [(e["name"], e["file"]) for e in broken] == [("bad", str(file))]
-    assert "abstract" in broken[0]["about"]
+    code, out, _ = fedrec("list", "strategy")
+    (broken,) = [line for line in out.splitlines() if "BROKEN: " in line]
+    assert code == 0 and broken.split()[:2] == ["strategy", "bad"]
+    assert "abstract" in broken and broken.rstrip().endswith(str(file))
 
 
 @pytest.mark.slow
@@ -395,13 +394,10 @@ def test_an_import_error_is_reported_and_the_rest_works(
     line, reason, plugin, fedrec, tiny_file, tmp_path
 ):
     file = plugin("step", line, head="")
-    code, out, err = fedrec("list", "--json")
-    found = json.loads(out)
-    steps = {entry["name"]: entry for entry in found["step"]}
-    assert code == 0 and reason in steps["bad"]["about"] and steps["bad"]["file"] == str(file)
-    everything = [e for entries in found.values() for e in entries]
-    assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == ["bad"]
-    assert "Traceback" not in err
+    code, out, err = fedrec("list")
+    (broken,) = [line for line in out.splitlines() if "BROKEN" in line]
+    assert code == 0 and broken.split()[:2] == ["step", "bad"] and reason in broken
+    assert broken.rstrip().endswith(str(file)) and "Traceback" not in err
     code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "bad", "-s", "step.name=bad")
     assert code == 2 and reason in err and f"{file}, line 1" in err and "Traceback" not in out + err
     code, _, _ = fedrec("run", tiny_file, "-o", tmp_path / "good", "--quiet")
@@ -415,7 +411,7 @@ def test_on_ray_it_is_named_as_well(plugin, tiny_file, fedrec, tmp_path, monkeyp
     point."""
     file = plugin("step", BROKEN["step", "shapes"][0])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
-    arguments = ["--engine", "ray", "--nodes", 1, "-s", f"step.name={file.stem}:Bad"]
+    arguments = ["--engine", "ray", "-s", "engine.nodes=1", "-s", f"step.name={file.stem}:Bad"]
     code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "run", *arguments)
     assert code not in (0, None)
     assert "Traceback" not in out + err

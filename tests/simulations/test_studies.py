@@ -15,7 +15,7 @@ from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.runs.folder import Result
 from simulations.studies.declaration import Found, Study, Task, TaskJob, _filled, declared
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
-from simulations.studies.tables import _input_notes, _markdown, comparison, differences, write
+from simulations.studies.tables import _input_notes, cells_of, comparison, differences, write
 
 RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """
@@ -345,7 +345,7 @@ def test_rows_that_are_equal_or_cannot_be_compared(before, after, draws, expecte
     assert [row[name] for name in columns] == pytest.approx(expected, nan_ok=True)
 
 
-def test_inputs_of_rows_are_told_for_each_data_set():
+def test_inputs_of_rows_are_told_with_their_data_set():
     described = {"item_features": ["genres"], "client_rounds": 100}
     found = [
         Found("one", "a", "m", 0.1, inputs=described),
@@ -358,8 +358,8 @@ def test_inputs_of_rows_are_told_for_each_data_set():
     assert table["client-rounds"].dropna().tolist() == [76]
     assert table["item-features"].dropna().tolist() == ["genres", "", ""]
     assert _input_notes(found) == [
-        "one: rows differ in their inputs: a: items' genres; b: likes alone",
-        "two: inputs: rated items that are not liked (weight 0.3)",
+        "rows differ in their inputs: one: a: items' genres; one: b: likes alone;"
+        " two: a: rated items that are not liked (weight 0.3)",
         "client-rounds: one: a 76",
     ]
-    assert "| one | a | m | - | 0.1500 |" in _markdown(table, "title", [])
+    assert cells_of(table.to_dict("records")[1])[:5] == ["one", "a", "m", "-", "0.1500"]

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,11 +29,15 @@ from fedrec.report.comparison import (
     system_users,
 )
 from fedrec.report.formats import INTERVAL, comparison_cells, comparison_notes
-from fedrec.report.inputs import BUDGETS, DIFFERENT, inputs_line, system_inputs
+from fedrec.report.inputs import DIFFERENT, budgets_line, inputs_line, system_inputs
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.summary import answer_line, early_stopping_line, interruption_line, summary_notes
+from fedrec.report.summary import (
+    answer_line,
+    early_stopping_line,
+    interruption_line,
+    popularity_notes,
+)
 from fedrec.runs.folder import Result
-from fedrec.runtime.files import read_json
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -54,34 +58,28 @@ _TICKS = 5
 _BINS = 20
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of a chart.
-
-    Attributes:
-        label: name of the line.
-        xs: ascending, finite.
-        ys: values at `xs`, finite.
-    """
+class _Line(NamedTuple):
+    """A line of a chart, through `points` with ascending x, all finite."""
 
     label: str
-    xs: Sequence[float]
-    ys: Sequence[float]
+    points: Sequence[tuple[float, float]]
 
 
 def _line_chart(lines: Sequence[_Line], title: str, x_label: str, y_label: str) -> str:
     """Render a line chart with a legend below; empty without any point."""
-    lines = [line for line in lines if len(line.xs)]
+    lines = [line for line in lines if line.points]
     if not lines:
         return ""
-    xs = _Axis.of([x for line in lines for x in line.xs], _LEFT, _RIGHT)
-    ys = _Axis.of([0.0, *(y for line in lines for y in line.ys)], _BOTTOM, _TOP)
+    every = [point for line in lines for point in line.points]
+    xs = _Axis.of([x for x, _ in every], _LEFT, _RIGHT)
+    ys = _Axis.of([0.0, *(y for _, y in every)], _BOTTOM, _TOP)
     drawn = []
-    for line in lines:
-        last = len(line.xs) - 1
+    ends = []
+    for label, points in lines:
+        last = len(points) - 1
         shown = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
-        drawn.append((line.label, [(xs.at(line.xs[n]), ys.at(line.ys[n])) for n in shown]))
-    ends = [f"{line.label}: from {line.ys[0]:.4g} to {line.ys[-1]:.4g}" for line in lines]
+        drawn.append((label, [(xs.at(points[n][0]), ys.at(points[n][1])) for n in shown]))
+        ends.append(f"{label}: from {points[0][1]:.4g} to {points[-1][1]:.4g}")
     axes = {"title": title, "x_label": x_label, "y_label": y_label, "xs": xs, "ys": ys}
     return rendered("chart.html.j2", **axes, summary="; ".join(ends), lines=drawn, bars=[])
 
@@ -199,7 +197,15 @@ def _interval_cells(samples: Sequence[np.ndarray]) -> list[_Cell]:
 
 def number_cell(value: float | None) -> _Cell:
     """Format a number with four digits; a dash if it is missing."""
-    return _Cell("-" if value is None or value != value else f"{value:.4g}")
+    return _Cell(_number(value))
+
+
+def _number(value: object) -> str:
+    """Format a number, also one of JSON, where infinity is a text."""
+    if value in ("inf", math.inf):
+        return "∞"
+    known = isinstance(value, float | int) and not math.isnan(value)
+    return f"{value:.4g}" if known else "-"
 
 
 # The templates of pages, which escape every text.
@@ -221,23 +227,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"seconds": _seconds, "bytes": _bytes, "quoted": shlex.quote}
+    environment.filters["quoted"] = shlex.quote
     return environment
-
-
-def _seconds(value: float | None) -> str:
-    """Format a time; a dash if it was not measured."""
-    if value is None:
-        return "-"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
-
-
-def _bytes(value: float | None, unit: int = 1) -> str:
-    """Format a number of bytes, or of units, with three digits; a dash if it was not measured."""
-    if value is None:
-        return "-"
-    power = sum(value * unit >= 1000**step for step in (1, 2, 3))
-    return f"{value * unit / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 _LINES = 8  # in one chart
@@ -245,7 +236,6 @@ _METRICS = 5  # columns of the table of results
 _MOST_DISTRIBUTIONS = 8
 _MOST_GROUPS = 4
 _CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-", "exposure@", "loss", "mae", "rmse")
-_HOUR = 3600.0
 
 
 def _all_notes(runs: Sequence[Run]) -> list[Note]:
@@ -260,7 +250,6 @@ def _all_notes(runs: Sequence[Run]) -> list[Note]:
 
 def _notes(label: str, result: Result) -> Iterator[Note]:
     """Notes on one run."""
-    name = result.experiment.name
     inputs = inputs_line(system_inputs(result))
     warnings = [*leak_words(result.experiment), inputs if inputs.startswith(DIFFERENT) else ""]
     yield from (Note(f"{label}: {line}", warning=True) for line in warnings if line)
@@ -268,9 +257,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
         yield Note(f"{label}: {selected}")
     if interruption := interruption_line(result):
         yield Note(f"{label}: {interruption}", warning=True)
-    for line in summary_notes(result):
-        text = label + line.removeprefix(name) if line.startswith(name) else line
-        yield Note(text, warning=True)
+    yield from (Note(f"{label}: {line}", warning=True) for line in popularity_notes(result))
 
 
 def _results_table(run: Run) -> PageTable:
@@ -283,25 +270,17 @@ def _results_table(run: Run) -> PageTable:
     )
     private = {label for label in systems if is_private(result, label)}
     inputs = system_inputs(result)
-    columns: dict[str, dict[str, _Cell]] = {}
-    if private:
-        columns["epsilon"] = {label: _epsilon(result, label) for label in systems}
-    for title, field in BUDGETS.items():
-        numbers = {label: getattr(inputs.get(label), field, None) for label in systems}
-        if any(numbers.values()):
-            columns[title] = {label: _Cell(f"{n:,}" if n else "-") for label, n in numbers.items()}
     rows = tuple(
         Row(
             label if label in private or not private else f"{label} (not private)",
-            (*(next(cells) for _ in metrics), *(column[label] for column in columns.values())),
+            (*(next(cells) for _ in metrics), *([_epsilon(result, label)] if private else [])),
             federated=label == marked(result.experiment),
         )
         for label in systems
     )
-    caption = f"{run.label}: means over users, 95% bootstrap intervals below"
-    stated = inputs_line(inputs)
-    caption += f"; {stated}" if stated else ""
-    return PageTable(caption, ("system", *metrics, *columns), rows)
+    means = f"{run.label}: means over users, 95% bootstrap intervals below"
+    caption = "; ".join(filter(None, [means, inputs_line(inputs), budgets_line(inputs)]))
+    return PageTable(caption, ("system", *metrics, *(["epsilon"] if private else [])), rows)
 
 
 def _lists_tables(runs: Sequence[Run]) -> list[PageTable]:
@@ -347,39 +326,28 @@ def _tests_table(results: Sequence[Result]) -> PageTable | None:
 
 
 def _curves(runs: Sequence[Run]) -> list[str]:
-    """Charts of the metrics over the rounds, and over simulated hours, of runs with three evaluated
-    rounds or more."""
-    tables = {run.label: run.result.rounds for run in runs if len(run.result.rounds) > 2}
-    columns = dict.fromkeys(
-        str(name)
-        for rounds in tables.values()
-        for name in rounds
-        if len(pd.Series(rounds[name]).dropna()) > 2
-    )
-    of_users = {str(name) for run in runs for name in run.result.users}
-    shown = [name for name in columns if name.startswith(_CURVES)]
+    """Charts of the metrics over the rounds, of runs with three evaluated rounds or more."""
+    main = {main_metric(run.result.users) for run in runs}
+    columns = dict.fromkeys(str(name) for run in runs for name in run.result.rounds)
     charts = []
-    for metric in shown or [name for name in columns if name in of_users][:2]:
-        measured = {label: rounds for label, rounds in tables.items() if metric in rounds}
-        for column, over, unit in (
-            ("round", "round", 1.0),
-            ("simulated-seconds", "simulated hour", _HOUR),
-        ):
-            lines = [
-                _line(label, rounds.dropna(subset=metric), column, metric, unit)
-                for label, rounds in measured.items()
-                if column in rounds
-            ]
-            charts += [
-                _line_chart(lines[start : start + _LINES], f"{metric} by {over}", over, metric)
-                for start in range(0, len(lines), _LINES)
-            ]
-    return [chart for chart in charts if chart]
+    for metric in (name for name in columns if name in main or name.startswith(_CURVES)):
+        every = [
+            _line(run.label, run.result.rounds, metric)
+            for run in runs
+            if metric in run.result.rounds
+        ]
+        lines = [line for line in every if len(line.points) > 2]
+        charts += [
+            _line_chart(lines[start : start + _LINES], f"{metric} by round", "round", metric)
+            for start in range(0, len(lines), _LINES)
+        ]
+    return charts
 
 
-def _line(label: str, rounds: pd.DataFrame, over: str, metric: str, unit: float = 1.0) -> _Line:
+def _line(label: str, rounds: pd.DataFrame, metric: str) -> _Line:
+    """Line of the finite values of a metric over the rounds."""
     finite = rounds[np.isfinite(rounds[metric].to_numpy(dtype=np.float64))]
-    return _Line(label, (finite[over] / unit).tolist(), finite[metric].tolist())
+    return _Line(label, list(zip(finite["round"], finite[metric], strict=True)))
 
 
 def distributions(runs: Sequence[Run]) -> list[str]:
@@ -389,18 +357,12 @@ def distributions(runs: Sequence[Run]) -> list[str]:
         metric = main_metric(run.result.users)
         if metric is None:
             continue
-        tables = {run.label: run.result.users}
-        baselines = {} if charts else run.result.baseline_users
-        tables |= {label: baselines[label] for label in ("popularity",) if label in baselines}
-        charts += [
-            _histogram(
-                _values(table, metric),
-                f"{metric} of single users, {label}",
-                metric,
-                int(label == "popularity"),
-            )
-            for label, table in tables.items()
-        ]
+        tables = [(run.label, run.result.users)]
+        if not charts and "popularity" in run.result.baseline_users:
+            tables.append(("popularity", run.result.baseline_users["popularity"]))
+        for colour, (label, table) in enumerate(tables):
+            title = f"{metric} of single users, {label}"
+            charts.append(_histogram(_values(table, metric), title, metric, colour))
     return [chart for chart in charts if chart]
 
 
@@ -444,14 +406,9 @@ def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
 
 def _epsilon(result: Result, label: str) -> _Cell:
     value = epsilon_of(result, label)
-    return _Cell("∞") if value is None or value == float("inf") else number_cell(value)
+    return number_cell(math.inf if value is None else value)
 
 
-_UNITS = {
-    "replace-one": "all data of one user, replaced by another user's",
-    "add-remove": "all data of one user, added or removed",
-}
-_ATTACKS = {"audit.json": "audit", "attack.json": "attack"}
 _FACTS = {
     "method": "accountant",
     "releases": "releases",
@@ -465,11 +422,7 @@ def _privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Privacy of each run: the `run`, `facts` by name, and a `chart` of epsilon by round, SVG or
     empty."""
     return [
-        {
-            "run": run,
-            "facts": _facts(run) | _attacks(run.result),
-            "chart": _epsilon_chart(run.result.rounds),
-        }
+        {"run": run, "facts": _facts(run), "chart": _epsilon_chart(run.result.rounds)}
         for run in runs
     ]
 
@@ -477,7 +430,7 @@ def _privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _epsilon_chart(rounds: pd.DataFrame) -> str:
     if "epsilon" not in rounds or len(rounds) < 2:
         return ""
-    line = _Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
+    line = _line("epsilon", rounds, "epsilon")
     return _line_chart([line], "Epsilon spent by round", "round", "epsilon")
 
 
@@ -495,7 +448,6 @@ def _facts(run: Run) -> dict[str, str]:
     if len(epsilons) > 1:
         facts |= {f"epsilon of phase {phase}": value for phase, value in epsilons.items()}
     facts |= {
-        "unit": _UNITS.get(privacy.adjacency, privacy.adjacency),
         "adjacency": privacy.adjacency,
         "mechanism": f"{privacy.mechanism}, noise added: {privacy.placement}",
         **_clip_norms(privacy, epsilons),
@@ -516,30 +468,6 @@ def _clip_norms(privacy: PrivacyConfig, phases: Iterable[str]) -> dict[str, str]
     return {"clip norm": next(iter(norms.values()), f"{privacy.clip_norm:g}")}
 
 
-def _attacks(result: Result) -> dict[str, str]:
-    """Results of audits and attacks in this run folder, or a note that they are missing or
-    damaged."""
-    facts = {}
-    for file, name in _ATTACKS.items():
-        if (result.folder / file).exists():
-            try:
-                table = read_json(result.folder / file).items()
-            except (OSError, ValueError, AttributeError):
-                facts[name] = f"{file} cannot be read"
-                continue
-            numbers = [
-                f"{key} {value:.4g}" for key, value in table if isinstance(value, float | int)
-            ]
-            facts |= {name: ", ".join(numbers[:6])} if numbers else {}
-    return facts or {"audit": "not run (see fedrec audit, fedrec attack)"}
-
-
-def _number(value: object) -> str:
-    if isinstance(value, float | int):
-        return f"{value:.4g}"
-    return "∞" if value == "inf" else "-"
-
-
 # Self-contained HTML page about runs: no scripts, network or other files.
 #
 # It is accessible on phones, in print, in dark mode, by keyboard and with screen readers.
@@ -548,12 +476,11 @@ _SHOWN_RESULTS = 4  # tables of single runs before the comparison of all
 _SHOWN_NOTES = 5  # notes shown above the first section; the others are collapsed
 
 
-def report(results: Sequence[Result], *, title: str | None = None) -> str:
+def report(results: Sequence[Result]) -> str:
     """Render a self-contained HTML page about finished runs.
 
     Args:
         results: results of finished runs.
-        title: title of the page; default: from the experiments.
 
     Raises:
         RunError: `results` is empty.
@@ -569,7 +496,7 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
     answers = [(run, line) for run in runs if (line := answer_line(run.result))]
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = {
-        "title": title or results[0].experiment.title * (len(results) == 1) or shown,
+        "title": results[0].experiment.title * (len(results) == 1) or shown,
         "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
         "version": fedrec.__version__,
         # comparisons of each system with popularity and the best baseline

@@ -26,27 +26,6 @@ _OPTIONS = (
 )
 _SECONDS = 60  # longest wait for a reply, on a busy machine
 
-CONTRAST = """(() => {
-  const parts = text => { const all = text.match(/[\\d.]+/g).map(Number);
-    return {rgb: all.slice(0, 3), alpha: all.length > 3 ? all[3] : 1}; };
-  const luminance = rgb => { const [r, g, b] = rgb.map(c => { c /= 255;
-    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; });
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const ground = element => { for (let e = element; e; e = e.parentElement) {
-    const found = parts(getComputedStyle(e).backgroundColor);
-    if (found.alpha === 1) return found.rgb; }
-    return [255, 255, 255]; };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
-  for (let node; (node = walker.nextNode());) {
-    const element = node.parentElement, style = getComputedStyle(element);
-    if (!node.textContent.trim() || !element.checkVisibility()) continue;
-    const ink = parts(element.closest("svg") ? style.fill : style.color).rgb;
-    const pair = [luminance(ink), luminance(ground(element))].sort((a, b) => b - a);
-    found.push([(pair[0] + 0.05) / (pair[1] + 0.05), node.textContent.trim().slice(0, 40)]);
-  }
-  return found;
-})()"""
-
 OUTSIDE = """[...document.body.querySelectorAll("*")].filter(e => e.checkVisibility()
   && !e.closest(".scroll table, pre, .skip") && e.getBoundingClientRect().right > innerWidth + 1
   ).map(e => e.tagName + " " + e.textContent.slice(0, 40))"""

@@ -56,7 +56,7 @@ from simulations.deployment.layout import DeploymentConfig, initialise
 from simulations.deployment.processes import Process
 from simulations.engines.flower import RunWatch
 from simulations.flower_commands import are_alive
-from tests.fedrec.report.browser import CONTRAST, OUTSIDE
+from tests.fedrec.report.browser import OUTSIDE
 from tests.simulations.deployment.federation import free_ports
 from tests.test_layers import PACKAGES, ROOT
 
@@ -350,7 +350,6 @@ def test_a_browser_shows_it_and_asks_for_nothing_else(
     chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
     assert chromium.evaluate(OUTSIDE) == []
-    assert [(ratio, text) for ratio, text in chromium.evaluate(CONTRAST) if ratio < 4.5] == []
     chromium.send("Network.setExtraHTTPHeaders", headers={})
 
 
