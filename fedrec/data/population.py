@@ -557,7 +557,7 @@ def _known_of(
         partition: its parts; the adversary does not know held-out rows.
 
     Raises:
-        ExperimentError: a target is unknown or duplicate, or there are more targets than items.
+        ExperimentError: there are more targets than items.
     """
     honest = partition.training_clients
     malicious = adversary.number_among(len(honest))
@@ -574,7 +574,7 @@ def _known_of(
     first = interactions.num_users
     return Known(
         items=interactions.num_items,
-        targets=_targets(adversary, seed, interactions, popularity),
+        targets=_targets(adversary.targets, popularity),
         malicious=np.arange(first, first + malicious),
         honest=len(honest),
         usual=max(1, int(np.median(counts))) if len(counts) else 1,
@@ -584,30 +584,15 @@ def _known_of(
     )
 
 
-def _targets(
-    adversary: AdversaryConfig, seed: int, interactions: Interactions, popularity: np.ndarray
-) -> np.ndarray:
-    names = adversary.target_items
-    if names:
-        index = {name: item for item, name in enumerate(interactions.item_ids.astype(str).tolist())}
-        wrong = [name for name in names if name not in index or names.count(name) > 1]
-        if wrong:
-            raise ExperimentError(
-                f"unknown or duplicate item {wrong[0]!r} in adversary.target-items",
-                fix="correct or remove the name",
-            )
-        return np.sort([index[name] for name in names])
-    count = adversary.targets
-    if count > interactions.num_items:
+def _targets(count: int, popularity: np.ndarray) -> np.ndarray:
+    """The least popular items, `int64 [count]`, ascending."""
+    if count > len(popularity):
         raise ExperimentError(
             "wrong value for 'adversary.targets'",
-            expected=f"at most the number of items of the dataset, {interactions.num_items:,}",
+            expected=f"at most the number of items of the dataset, {len(popularity):,}",
             got=f"{count:,}",
-            fix=f"set adversary.targets = {interactions.num_items} or less",
+            fix=f"set adversary.targets = {len(popularity)} or less",
         )
-    if adversary.target_choice == "random":
-        drawn = stream(seed, "targets").choice(interactions.num_items, count, replace=False)
-        return np.sort(drawn)
     return np.sort(np.argsort(popularity, kind="stable")[:count])
 
 
@@ -627,7 +612,7 @@ def _with_malicious(
     dataset unchanged, and None.
 
     Raises:
-        ExperimentError: attack or targets are unknown.
+        ExperimentError: the attack is unknown, or there are more targets than items.
         ComponentError: the attack failed.
     """
     if settings.adversary is None:

@@ -49,11 +49,8 @@ class AdversaryConfig(Config):
     """Number of malicious clients as a share of the honest training clients, at least one; 0: no
     malicious clients, only the targets are measured."""
     targets: int = Field(default=1, ge=1)
-    """Number of promoted items; at most the number of items."""
-    target_choice: Literal["least-popular", "random"] = "least-popular"
-    """Choice of promoted items: those with the fewest training rows, or random by the seed."""
-    target_items: tuple[str, ...] = ()
-    """Ids of the promoted items in the dataset, without duplicates; default: items are chosen."""
+    """Number of promoted items, those with the fewest training rows; at most the number of
+    items."""
     public_share: float = Field(default=0.01, ge=0, le=1)
     """Share of each honest client's training rows that the adversary knows, rounded up; it derives
     the items' popularity from these rows. 0: none, 1: all."""
@@ -143,8 +140,6 @@ class EvaluationConfig(Config):
     shown: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Metrics of the printed table, such as `recall@20`; files contain all metrics. Default, also
     if the experiment has none of these: hit rates and NDCG@10, or errors of ratings."""
-    inactive_below: int = Field(default=20, ge=0)
-    """Users with fewer known interactions than this form the group `inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
     """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
     such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so

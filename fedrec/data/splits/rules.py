@@ -505,11 +505,8 @@ class RatioConfig(Config):
     """Share of each user's rows for validation, in [0, 1)."""
     test: float = Field(default=0.1, ge=0, lt=1)
     """Share of each user's rows for testing, in [0, 1)."""
-    order: Order = "random"
-    """Order of the rows: "random", or "temporal" (training rows first, then validation, then
-    test)."""
     stream: Stream = "client"
-    """Source of a random order: "client" (drawn for each client, so that no client's rows change
+    """Source of the random order of rows: "client" (drawn for each client, so that no client's rows change
     the parts of others, as privacy needs), or "dataset" (one shuffle of all rows)."""
 
     @model_validator(mode="after")
@@ -528,19 +525,14 @@ class Ratio(Split):
     config: RatioConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """Describe the dependence on one shuffle of all rows, with `stream = "dataset"` and a
-        random order."""
-        shuffled = self.config.order == "random" and self.config.stream == "dataset"
+        """Describe the dependence on one shuffle of all rows, with `stream = "dataset"`."""
+        shuffled = self.config.stream == "dataset"
         return "one shuffle of all rows (split.stream = 'dataset')" if shuffled else ""
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions; every user with a row is a training client.
-
-        Raises:
-            DataError: the order is temporal and the interactions have no times.
-        """
+        """Divide the interactions; every user with a row is a training client."""
         config = self.config
-        position, count = ordered(interactions, config.order, self.seed, config.stream)
+        position, count = ordered(interactions, "random", self.seed, config.stream)
         test_count = np.minimum(rounded(config.test * count), count - 1)
         validation_count = np.minimum(rounded(config.validation * count), count - 1 - test_count)
         from_end = count - 1 - position

@@ -177,7 +177,6 @@ BOTH, REPLACED = ("replace-one", "add-remove"), ("replace-one",)
 BY_CLIENT = {"stream": "client"}
 INDEPENDENT = [
     ("ratio", {}, BOTH),
-    ("ratio", {"order": "temporal", **BY_CLIENT}, BOTH),
     ("kfold", {"fold": 2, "validation": 0.2}, BOTH),
     ("leave-one-out", {}, BOTH),
     ("leave-one-out", {"order": "random"}, BOTH),

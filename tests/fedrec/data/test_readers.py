@@ -308,7 +308,7 @@ def test_published_data_are_accepted(name, rows, users, items):
 @pytest.mark.real_data
 def test_shipped_folds_cover_ml_100k_once():
     data = reader("ml-100k").read()
-    of_all = {"shipped": True, "folder": data_directory() / "ml-100k"}
+    of_all = {"folder": data_directory() / "ml-100k"}
     splits = (Kfold(Kfold.Config(fold=fold, **of_all), 0) for fold in range(1, 6))
     folds = [split.split(data).test_rows for split in splits]
     assert [len(fold) for fold in folds] == [20_000] * 5

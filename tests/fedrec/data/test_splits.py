@@ -52,7 +52,7 @@ ALL = [
     ("leave-one-out", {}),
     ("leave-one-out", {"order": "random", "validation": False}),
     ("ratio", {}),
-    ("ratio", {"order": "temporal", "train": 0.5, "validation": 0.2, "test": 0.3}),
+    ("ratio", {"train": 0.5, "validation": 0.2, "test": 0.3}),
     ("kfold", {"fold": 3}),
 ]
 
@@ -77,12 +77,7 @@ def test_parts_are_disjoint_complete_and_repeatable(name, options, data):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("leave-one-out", {}),
-        ("ratio", {"order": "temporal"}),
-        ("user-holdout", {"halves": "temporal"}),
-    ],
+    ("name", "options"), [("leave-one-out", {}), ("user-holdout", {"halves": "temporal"})]
 )
 @pytest.mark.parametrize("distinct_times", [10**6, 3, 1])
 def test_temporal_split_ignores_the_order_of_rows(name, options, distinct_times):
@@ -180,12 +175,7 @@ class TestRepeatedPairs:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("leave-one-out", {}),
-        ("ratio", {"order": "temporal"}),
-        ("user-holdout", {"halves": "temporal"}),
-        ("global-time", {}),
-    ],
+    [("leave-one-out", {}), ("user-holdout", {"halves": "temporal"}), ("global-time", {})],
 )
 def test_temporal_split_needs_times(name, options):
     with pytest.raises(DataError, match="by time") as error:
@@ -330,12 +320,10 @@ class TestRatio:
             (2, (0.1, 0.4, 0.5), [1, 0, 1]),  # one row always trains
         ],
     )
-    def test_sizes_and_order(self, rows, shares, sizes):
+    def test_sizes(self, rows, shares, sizes):
         options = dict(zip(("train", "validation", "test"), shares, strict=True))
-        table = interactions([0] * rows, times=np.arange(rows)[::-1])
-        found = parts(make("ratio", order="temporal", **options).split(table))
+        found = parts(make("ratio", **options).split(interactions([0] * rows)))
         assert list(map(len, found)) == sizes
-        assert [*found[2], *found[1], *found[0]] == list(range(rows))  # the latest rows are first
 
 
 class TestKfold:
@@ -361,7 +349,7 @@ class TestKfold:
 
     def test_shipped_fold(self, tmp_path):
         (tmp_path / "u2.test").write_text("1\t0\t5\t9\n0\t0\t5\t9\n")
-        split = make("kfold", shipped=True, folder=tmp_path, fold=2)
+        split = make("kfold", folder=tmp_path, fold=2)
         table = interactions([0, 0, 1, 1], [0, 1, 0, 1])
         assert parts(split.split(table)) == [[1, 3], [], [0, 2]]
 
@@ -392,8 +380,7 @@ def test_places_are_those_of_a_sort_by_two_keys(least, grouped):
         ("user-holdout", {"folds": 3, "test-users": 0.3}, "test-users or folds"),
         ("ratio", {"train": 0.8, "validation": 0.1, "test": 0.2}, "equal to 1"),
         ("kfold", {"fold": 6}, "inconsistent settings"),
-        ("kfold", {"shipped": True}, "inconsistent settings"),
-        ("kfold", {"shipped": True, "folder": "x", "folds": 4}, "inconsistent settings"),
+        ("kfold", {"folder": "x", "folds": 4}, "inconsistent settings"),
     ],
 )
 def test_settings_that_do_not_fit_together(name, options, problem):
@@ -448,4 +435,4 @@ def test_folds_of_other_data_and_damaged_ones_are_refused(tmp_path, text, table,
     if text is not None:
         (tmp_path / "u1.test").write_text(text)
     with pytest.raises(DataError, match=problem):
-        make("kfold", shipped=True, folder=tmp_path).split(table)
+        make("kfold", folder=tmp_path).split(table)
