@@ -153,21 +153,17 @@ class Population:
     def clients(self, clients: np.ndarray) -> list[ClientData]:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         rows = self.rows(clients)
-        num_items = self.interactions.num_items
-        pairs = rows.pairs
         items = rows.items
         labels = rows.labels
         times = rows.times
         ratings = rows.ratings
-        liked = distinct(pairs[labels > 0] if self.task == "ranking" else pairs)
-        row_ends = rows.offsets.tolist()
-        liked_ends = np.searchsorted(liked, np.arange(len(clients) + 1) * num_items).tolist()
-        liked %= num_items
+        liked = (labels > 0) | (self.task == "rating")
+        ends = rows.offsets.tolist()
         codes = self.feature_codes(clients)
         data = []
         for number, client in enumerate(clients.tolist()):
-            span = slice(*row_ends[number : number + 2])
-            positives = liked[slice(*liked_ends[number : number + 2])]
+            span = slice(*ends[number : number + 2])
+            positives = distinct(items[span][liked[span]])
             avoided = None
             if self.partition.leaky_negatives:
                 avoided = np.union1d(positives, self.rows(clients[[number]], "all").items)

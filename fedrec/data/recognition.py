@@ -23,7 +23,15 @@ from fedrec.data.readers.table import (
     repeated_rows,
     typed,
 )
-from fedrec.data.tables import Columns, TableLayout, first_rows, format_of, read_table, table_start
+from fedrec.data.tables import (
+    Columns,
+    OwnLayout,
+    TableLayout,
+    first_rows,
+    format_of,
+    read_table,
+    table_start,
+)
 from fedrec.errors import DataError
 from fedrec.runtime.ragged import distinct
 
@@ -41,7 +49,7 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
         DataError: the file is not readable.
     """
     if format_of(path) != "text":
-        return TableLayout.own({})
+        return OwnLayout({})
 
     def fit(layout: TableLayout) -> tuple[bool, bool, int, int]:
         above, rows = first_rows(path, layout)
@@ -51,7 +59,7 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
 
     given = config.model_fields_set
     separators = (config.separator,) if "separator" in given else _SEPARATORS
-    layout = max((TableLayout.own({}, separator=text) for text in separators), key=fit)
+    layout = max((OwnLayout({}, separator=text) for text in separators), key=fit)
     header = config.header
     if "header" not in given:
         names = table_start(path, layout).names

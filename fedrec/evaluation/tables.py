@@ -252,8 +252,9 @@ def user_groups(
         known_counts: `int64 [n]`, number of interactions in each user's training part.
 
     Returns:
-        `bool [n]` per group: `"inactive"` (less than 20 known interactions), `"active"`, and one such as `"gender=F"` per category
-        that occurs. A user without a code belongs to no group of that feature.
+        `bool [n]` per group: `"inactive"` (less than 20 known interactions), `"active"`, and one
+        such as `"gender=F"` per category that occurs. A user without a code belongs to no group of
+        that feature.
     """
     inactive = known_counts < _ACTIVE
     groups = {"inactive": inactive, "active": ~inactive}

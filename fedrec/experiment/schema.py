@@ -703,15 +703,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
         ExperimentError: the experiment is missing or invalid.
     """
     if run_config.get("resolved"):
-        try:
-            table = dict(parse_json(str(run_config["resolved"])))
-        except (ValueError, TypeError) as error:  # not JSON, or not an object
-            raise ExperimentError(
-                "the resolved experiment in the run configuration cannot be read",
-                got=str(error),
-                fix="remove the key resolved, and name the experiment with the key experiment",
-            ) from None
-        return Experiment.parse(table)
+        return Experiment.parse(parse_json(str(run_config["resolved"])))
     if not run_config.get("experiment"):
         fix = "flwr run . --run-config 'experiment=\"privrec-synthetic\"' (or an absolute path)"
         raise ExperimentError("the run configuration names no experiment", fix=fix)

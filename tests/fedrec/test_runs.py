@@ -176,20 +176,16 @@ def test_folders_of_other_versions_are_refused_with_what_reads_them(run):
     assert about["format"] == 2
     (run.path / "run.json").write_text(json.dumps(about | {"format": 3, "fedrec": "9.0"}))
     error = refused(lambda: RunFolder(run.path).experiment)
-    assert "(9.0," in str(error) and "fedrec==9.0" in str(error) and "format 3" in str(error)
-    (run.path / "run.json").write_text(json.dumps(about | {"format": 1}))
-    (run.path / "environment.json").write_text('{"commit": "12345678+"}')
-    assert "git checkout 12345678;" in str(refused(lambda: RunFolder(run.path).experiment))
-
+    assert "fedrec (9.0)" in str(error) and "format 3" in str(error)
     older = {key: value for key, value in about.items() if key != "format"}
     (run.path / "run.json").write_text(json.dumps(older | {"fedrec": "0.0.8"}))
     error = refused(lambda: RunFolder(run.path).experiment)  # metrics had other names
-    assert "fedrec==0.0.8" in str(error) and "format 1" in str(error)
+    assert "fedrec (0.0.8)" in str(error) and "format 1" in str(error)
     (run.path / "run.json").write_text(json.dumps(about | {"fedrec": "0.0.9"}))
     text = (run.path / "experiment.toml").read_text()
     (run.path / "experiment.toml").write_text("old-setting = 3\n" + text)
     error = refused(lambda: RunFolder(run.path).experiment)
-    assert "(0.0.9," in str(error) and "old-setting" in str(error)
+    assert "fedrec (0.0.9)" in str(error) and "old-setting" in str(error)
     assert "fedrec run " in str(error)
     (run.path / "experiment.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
     assert "other defaults" in str(refused(lambda: RunFolder(run.path).experiment))

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.components.registry import SPLIT
-from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
+from fedrec.components.sections import Section, component_errors, component_of
 from fedrec.config import Config
 from fedrec.data.client_data import (
     hashed_shares,
@@ -151,7 +151,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
 
     Raises:
         DataError: the interactions lack what the split needs.
-        ComponentError: the split failed, or returned something else.
+        ComponentError: the split failed, or returned no partition.
     """
     split: Split = component_of(SPLIT, section, seed)
     users = interactions.users
@@ -159,9 +159,6 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
     pairs = interactions.pairs
     with component_errors(SPLIT.name, type(split), "with these interactions"):
         partition = split.split(interactions)
-        if not isinstance(partition, Partition):
-            got = type(partition).__name__
-            refuse_wrong(SPLIT.name, type(split), "from split()", expected="a Partition", got=got)
         if partition.repeated_use or are_distinct(pairs):
             return partition
         # the earliest row of each pair. Independent of other users' repeats: without repeats, a
@@ -506,8 +503,8 @@ class RatioConfig(Config):
     test: float = Field(default=0.1, ge=0, lt=1)
     """Share of each user's rows for testing, in [0, 1)."""
     stream: Stream = "client"
-    """Source of the random order of rows: "client" (drawn for each client, so that no client's rows change
-    the parts of others, as privacy needs), or "dataset" (one shuffle of all rows)."""
+    """Source of the random order of rows: "client" (drawn for each client, so that no client's
+    rows change the parts of others, as privacy needs), or "dataset" (one shuffle of all rows)."""
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> Self:

@@ -15,7 +15,7 @@ import pytest
 
 from fedrec.data.readers.table import Table, times_of
 from fedrec.data.recognition import recognise
-from fedrec.data.tables import TableLayout, read_table
+from fedrec.data.tables import OwnLayout, read_table
 from fedrec.errors import DataError
 
 RATED = [(1, 10, 5, 978300760), (1, 11, 1, 978300761), (2, 10, 3, 978300762), (2, 12, 4, 978300763)]
@@ -172,7 +172,7 @@ def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
     assert found.ignored == ("rating", "struct", "map")
     for name in found.ignored:
         with pytest.raises(DataError, match="lists, structs or maps") as error:
-            read_table(file, TableLayout.own({"user": str, name: str}))
+            read_table(file, OwnLayout({"user": str, name: str}))
         assert repr(name) in str(error.value)
     pyarrow.parquet.write_table(pyarrow.table(_nested()).select(["rating"]), file)
     with pytest.raises(DataError, match="no column with one value per row"):
@@ -476,5 +476,5 @@ def test_columns_that_have_no_role_are_not_read(tmp_path, monkeypatch, suffix):
     assert (len(found.data), columns(found)["time"]) == (2000, "when")
     recognise(file, {"item-texts": ["text"]})
     assert read[-1] == {"user", "item", "when", "text"}
-    first = read_table(file, TableLayout.own({"item": str}), rows=7)
+    first = read_table(file, OwnLayout({"item": str}), rows=7)
     assert first["item"].tolist() == [f"i{row}" for row in range(7)]
