@@ -45,14 +45,6 @@ tenth), or this number of bytes if larger."""
 _LEAST_FILE = 1 << 12  # bytes counted for a file at least
 
 
-def _is_archive(path: Path) -> bool:
-    """True if a file is a zip or a tar (compressed or not), by content."""
-    try:
-        return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
-    except _UNREADABLE:  # a damaged archive, reported by `unpack`
-        return True
-
-
 def unpack(path: Path, folder: Path) -> None:
     """Unpack a zip or tar into a folder; any other file is copied there.
 
@@ -60,14 +52,13 @@ def unpack(path: Path, folder: Path) -> None:
         DataError: the archive is damaged, holds a link, a device, or a path that leads out of the
             folder, or unpacks to too many bytes for its size.
     """
-    if not _is_archive(path):
-        shutil.copyfile(path, folder / path.name)
-        return
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 _check_members(path, map(_of_zip, archive.infolist()))
                 archive.extractall(folder)
+        elif not tarfile.is_tarfile(path):
+            shutil.copyfile(path, folder / path.name)
         else:
             with tarfile.open(path) as archive:
                 _check_members(path, ((m.name, m.isfile() or m.isdir(), m.size) for m in archive))

@@ -18,12 +18,12 @@ from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
 from fedrec.components.sections import (
+    Named,
     Section,
     component_settings,
     nested_sections,
     override,
     resolved_section,
-    sections_by_name,
 )
 from fedrec.config import Config
 from fedrec.devices import DevicesConfig
@@ -43,7 +43,7 @@ class AdversaryConfig(Config):
     added to the honest clients; sampler, clip and noise treat them alike, and the guarantee of
     `[privacy]` is for the honest clients, computed as if there were no others."""
 
-    attack: Annotated[Section, registry.POISONING]
+    attack: Annotated[Named, registry.POISONING]
     """Attack: a name, or a table with settings."""
     share: float = Field(default=0.01, ge=0, le=1)
     """Number of malicious clients as a share of the honest training clients, at least one; 0: no
@@ -54,11 +54,6 @@ class AdversaryConfig(Config):
     public_share: float = Field(default=0.01, ge=0, le=1)
     """Share of each honest client's training rows that the adversary knows, rounded up; it derives
     the items' popularity from these rows. 0: none, 1: all."""
-
-    @field_validator("attack", mode="before")
-    @classmethod
-    def _attack_by_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     def number_among(self, honest: int) -> int:
         """Number of malicious clients for a number of honest ones."""
@@ -135,7 +130,7 @@ class EvaluationConfig(Config):
     sampled_items: int | None = Field(default=None, ge=1)
     """Also rank each held-out positive among this number of sampled unseen items (99 in NCF), in
     expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: no sampled metrics."""
-    metrics: tuple[Section, ...] | None = None
+    metrics: tuple[Named, ...] | None = None
     """Metrics in addition to those of the task: names, or tables with settings; default: none."""
     shown: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Metrics of the printed table, such as `recall@20`; files contain all metrics. Default, also
@@ -145,11 +140,6 @@ class EvaluationConfig(Config):
     such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
     that a baseline can occur with several settings. `settings-tried` is the number of settings
     tried to choose them."""
-
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _metrics_by_name(cls, value: Any) -> Any:
-        return sections_by_name(value)
 
     @field_validator("ks", mode="after")
     @classmethod
@@ -363,7 +353,7 @@ class Experiment(DataSettings):
     `flwr.serverapp.strategy:FedAdam`."""
     sampler: Section = Section(name="fixed-size")
     """Sampling of the cohort of a round."""
-    callbacks: tuple[Section, ...] | None = None
+    callbacks: tuple[Named, ...] | None = None
     """Callbacks that observe the run and may end it: names, or tables with settings; default:
     none."""
     privacy: PrivacyConfig | None = None
@@ -508,11 +498,6 @@ class Experiment(DataSettings):
                 buffered and self.privacy is not None and self.privacy.placement == "distributed"
             ),
         }
-
-    @field_validator("callbacks", mode="before")
-    @classmethod
-    def _callbacks_by_name(cls, value: Any) -> Any:
-        return sections_by_name(value)
 
     def resolve(self) -> Experiment:
         """Check every section by its component, and fill in every default.

@@ -219,10 +219,8 @@ def interactions(load_tiny):
     return read_interactions(load_tiny()).with_rows(slice(0, 0))
 
 
-@pytest.mark.parametrize("most", [2, 2**17])
 @pytest.mark.parametrize("ids", [AWKWARD, [3, 1, 2], []], ids=["texts", "numbers", "none"])
-def test_ids_come_back_as_texts_one_to_a_line(interactions, tmp_path, monkeypatch, ids, most):
-    monkeypatch.setattr("fedrec.runs.ids._AT_ONCE", most)
+def test_ids_come_back_as_texts_one_to_a_line(interactions, tmp_path, ids):
     write_ids(tmp_path, with_users(interactions, ids))
     users, items = read_ids(tmp_path)
     assert users.tolist() == [str(one) for one in ids]
