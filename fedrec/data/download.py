@@ -8,7 +8,6 @@ import hashlib
 import http.client
 import lzma
 import os
-import secrets
 import shutil
 import stat
 import tarfile
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from fedrec.components.registry import DATASET, resolve
@@ -115,15 +115,13 @@ def _staged(folder: Path) -> Iterator[tuple[Path, Path]]:
     """
     _check_absent(folder)
     with _disk_errors(folder.parent):
-        temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
-        parts = temporary / "staging", temporary / "unpacked"
-        for part in parts:
-            part.mkdir(parents=True)  # with the permissions of the umask
-        try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            parts = Path(temporary, "staging"), Path(temporary, "unpacked")
+            for part in parts:
+                part.mkdir()  # with the permissions of the umask
             yield parts
             os.replace(parts[0], folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _check_absent(folder: Path) -> None:

@@ -17,12 +17,12 @@ from fedrec.data.client_data import ClientData, GroupedRows, HeldOut, LabelledRo
 from fedrec.data.interactions import FeatureNames, Interactions, Schema, more_ids, time_weighted
 from fedrec.data.perturbation import Perturbed, apply_perturbation, perturbation_of
 from fedrec.data.reader import Reader, data_directory
-from fedrec.data.splits.rules import Partition, partition_by
+from fedrec.data.splits.rules import Partition, partition_by, places
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import AdversaryConfig, DataSettings, Experiment
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
-from fedrec.runtime.ragged import distinct, within_groups
+from fedrec.runtime.ragged import distinct
 
 _HeldOutPart = Literal["test", "validation"]
 Part = Literal["training", "known", "test", "validation", "all"]
@@ -562,10 +562,8 @@ def _known_of(
     owners = np.searchsorted(honest, interactions.users[rows])
     counts = np.bincount(owners, minlength=len(honest))
     # the public share of each user's rows, rounded up
-    order = np.lexsort((stream(seed, "public-rows").random(len(rows)), owners))
-    rank = np.empty(len(rows), dtype=np.int64)
-    rank[order] = within_groups(counts)
-    drawn = rank < np.ceil(adversary.public_share * counts)[owners]
+    position, of_user = places(owners, stream(seed, "public-rows").random(len(rows)))
+    drawn = position < np.ceil(adversary.public_share * of_user)
     popularity = np.bincount(interactions.items[rows], minlength=interactions.num_items)
     first = interactions.num_users
     return Known(

@@ -100,6 +100,18 @@ class DataSettings(Config):
         return component_settings(kind, getattr(self, kind.key))
 
 
+class _ShownConfig(Config):
+    """Keys of a baseline's table that serve result tables alone."""
+
+    label: str | None = Field(default=None, pattern=r"^[^/]*[^/ .][^/]*$")
+    """Name in result tables, such as "dp-gram-5", without '/', as it also names a folder."""
+    settings_tried: int | None = Field(default=None, ge=1)
+    """Number of settings that were tried on validation users."""
+
+
+_SHOWN_ONLY = ("label", TRIED)
+
+
 class EvaluationConfig(Config):
     """Settings of the evaluation."""
 
@@ -166,23 +178,10 @@ class EvaluationConfig(Config):
         sections = [
             Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines
         ]
+        for section in sections:
+            shown = {key: value for key, value in section.options.items() if key in _SHOWN_ONLY}
+            _ShownConfig.parse(shown, at=f"baselines.{section.name}")
         labels = [section.options.get("label", section.name) for section in sections]
-        for label, section in zip(labels, sections, strict=True):
-            if not isinstance(label, str) or not label.strip(" .") or "/" in label:
-                raise ExperimentError(
-                    "invalid label in evaluation.baselines",
-                    expected="a text without '/', which is also used as a folder name",
-                    got=repr(label),
-                    fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
-                )
-            tried = section.options.get(TRIED)
-            if tried is not None and (type(tried) is not int or tried < 1):
-                raise ExperimentError(
-                    f"wrong value for 'baselines.{label}.{TRIED}'",
-                    expected="the number of settings that were tried on validation users, >= 1",
-                    got=repr(tried),
-                    fix="correct or remove the key",
-                )
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ExperimentError(
@@ -195,7 +194,7 @@ class EvaluationConfig(Config):
 
 def _named(section: Section, label: str) -> dict[str, Any]:
     """Settings of a baseline, including its name if the label differs."""
-    settings = {key: value for key, value in section.options.items() if key not in ("label", TRIED)}
+    settings = {key: value for key, value in section.options.items() if key not in _SHOWN_ONLY}
     return settings if label == section.name else {"name": section.name, **settings}
 
 

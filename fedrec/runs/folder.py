@@ -337,7 +337,10 @@ class RunFolder:
         Raises:
             RunError: `path` exists already.
         """
-        path = cls._require_new(path)
+        path = path.expanduser().resolve()
+        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to start again"
+        fix = resume if (path / "run.json").is_file() else "choose another --output"
+        require_new_folder(path, fix=fix, usable=_never_began)
         write_json(path / "environment.json", environment())
         write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -351,19 +354,6 @@ class RunFolder:
         folder = cls(path)
         folder.experiment = experiment
         return folder
-
-    @staticmethod
-    def _require_new(path: Path) -> Path:
-        """Check that a new run may use a folder, and return its absolute path.
-
-        Raises:
-            RunError: it holds something.
-        """
-        path = path.expanduser().resolve()
-        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to start again"
-        fix = resume if (path / "run.json").is_file() else "choose another --output"
-        require_new_folder(path, fix=fix, usable=_never_began)
-        return path
 
     @cached_property
     def experiment(self) -> Experiment:
