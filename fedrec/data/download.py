@@ -200,13 +200,13 @@ _ELSEWHERE = "try again later, or get the file elsewhere and use: fedrec data im
 
 
 def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | None = None) -> Path:
-    """Download a dataset's archives and put its files into `folder`.
+    """Download a dataset's archive and put its files into `folder`.
 
     An interrupted download is saved beside the folder (`*.partial`) and resumed next time.
 
     Args:
         name: of the dataset.
-        source: its archives and files.
+        source: its archive and files.
         folder: destination; must not exist yet, or be empty.
         progress: called with the progress of the download.
 
@@ -217,17 +217,16 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
         DataError: no archive to download, no network, a wrong size or checksum, a full disk, or
             `folder` exists.
     """
-    if not source.archives:
+    if source.archive is None:
         raise DataError(
             f"{name!r} cannot be downloaded: its publisher offers no direct download",
             fix=f"get it from {source.page}, then: fedrec data import {name} PATH",
         )
     _check_absent(folder)
-    holder = folder.parent / f".{folder.name}.download"  # archives are saved under their own names
-    files = [_downloaded(archive, holder, progress) for archive in source.archives]
+    holder = folder.parent / f".{folder.name}.download"  # the file is saved under its own name
+    file = _downloaded(source.archive, holder, progress)
     with _staged(folder) as (staging, unpacked):
-        for file in files:
-            unpack(file, unpacked)
+        unpack(file, unpacked)
         collect(source, name, unpacked, staging)
     shutil.rmtree(holder, ignore_errors=True)
     return folder

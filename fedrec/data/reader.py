@@ -257,7 +257,7 @@ class DatasetSource:
         files: names of the files that the reader needs, relative to the dataset's folder.
         extras: names or patterns (`*`) of optional files: features, folds, other forms.
         folder: name of the dataset's folder in the data directory; empty for the dataset's name.
-        archives: what `fedrec data fetch` downloads; empty when the publisher offers no direct,
+        archive: what `fedrec data fetch` downloads; None when the publisher offers no direct,
             stable download.
         rows: published number of rows, checked after every read; None if not published.
         fingerprint: `Interactions.fingerprint()`, checked likewise; empty when it is not known.
@@ -268,7 +268,7 @@ class DatasetSource:
     files: tuple[str, ...]
     extras: tuple[str, ...] = ()
     folder: str = ""
-    archives: tuple[Archive, ...] = ()
+    archive: Archive | None = None
     rows: int | None = None
     fingerprint: str = ""
 
@@ -403,7 +403,7 @@ class Reader(ABC):
         """
         path = self.config.path or self.default_folder()
         if not path.exists():
-            offered = self.source is not None and self.source.archives
+            offered = self.source is not None and self.source.archive
             raise DataError(
                 f"dataset {self.name!r} not found in {path}",
                 fix=(f"fedrec data fetch {self.name}, or " if offered else "")

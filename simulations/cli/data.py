@@ -59,7 +59,7 @@ def _list() -> None:
             reader: Reader = cls(name, cls.Config())
             source = reader.source
             here = "yes" if source is not None and reader.default_folder().exists() else "no"
-            fetchable = "yes" if source is not None and source.archives else "no"
+            fetchable = "yes" if source is not None and source.archive else "no"
             table.add_row(name, "-" if source is None else here, fetchable, reader.title)
     console = Console()
     console.print(table)

@@ -133,12 +133,10 @@ class MovieLens1M(_MovieLens):
         licence=_LICENCE,
         files=("ratings.dat", "users.dat", "movies.dat"),
         extras=("README",),
-        archives=(
-            Archive(
-                url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
-                size=5_917_549,
-                sha256="a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
-            ),
+        archive=Archive(
+            url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
+            size=5_917_549,
+            sha256="a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
         ),
         rows=1_000_209,
         fingerprint="5b75cd00c6c0484a1135c0f59b5ef3667177635a4c1e989b770a1d8b7906e43f",
@@ -209,12 +207,10 @@ class MovieLens100K(_MovieLens):
         licence=_LICENCE,
         files=("u.data", "u.user", "u.item"),
         extras=("README", "u[1-5].base", "u[1-5].test"),
-        archives=(
-            Archive(
-                url="https://files.grouplens.org/datasets/movielens/ml-100k.zip",
-                size=4_924_029,
-                sha256="50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
-            ),
+        archive=Archive(
+            url="https://files.grouplens.org/datasets/movielens/ml-100k.zip",
+            size=4_924_029,
+            sha256="50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
         ),
         rows=100_000,
         fingerprint="33caa63b1f96eb36dbe5d712b44ef39aa3ba8252027c98507131ca06498f48fd",
@@ -263,12 +259,10 @@ class MovieLens20M(_MovieLens):
         licence=_LICENCE,
         files=("ratings.csv", "movies.csv"),
         extras=("README.txt",),
-        archives=(
-            Archive(
-                url="https://files.grouplens.org/datasets/movielens/ml-20m.zip",
-                size=198_702_078,
-                sha256="96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3",
-            ),
+        archive=Archive(
+            url="https://files.grouplens.org/datasets/movielens/ml-20m.zip",
+            size=198_702_078,
+            sha256="96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3",
         ),
         rows=20_000_263,
     )

@@ -94,7 +94,7 @@ def folder(tmp_path):
 
 def source_of(server, body=BODY, **changes):
     archive = Archive(url=server.url, size=len(body), sha256=hashlib.sha256(body).hexdigest())
-    settings = {"files": ("data.txt",), "extras": ("note*.txt",), "archives": (archive,)} | changes
+    settings = {"files": ("data.txt",), "extras": ("note*.txt",), "archive": archive} | changes
     return DatasetSource(page="http://example.org", licence="any", **settings)
 
 
