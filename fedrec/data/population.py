@@ -666,13 +666,10 @@ def _with_profiles(
 
 # Description of an adversary in the results of a run.
 
-_SHOWN = 5  # targets
-
 
 def adversary_words(attack: str, known: Known, interactions: Interactions) -> str:
     """Describe the number of malicious clients, the name of the attack and its targets."""
-    ids = interactions.item_ids[known.targets[:_SHOWN]].astype(str)
-    names = ", ".join(ids.tolist()) + (" and others" if len(known.targets) > _SHOWN else "")
+    names = ", ".join(interactions.item_ids[known.targets].astype(str).tolist())
     count = len(known.malicious)
     clients = (
         f"{count} of {known.honest + count} training clients are malicious (attack {attack});"

@@ -212,13 +212,7 @@ _USER = "user"
 """Column of users.csv with the data's ids."""
 _UNREADABLE = (ValueError, IndexError, OverflowError)  # those of pandas: ValueErrors
 """Exceptions raised by reading a damaged table."""
-_TABLES = (
-    "rounds.csv",
-    "users.csv",
-    "groups.csv",
-    "baselines/*/users.csv",
-    "baselines/*/groups.csv",
-)
+_TABLES = ("rounds.csv", "**/users.csv", "**/groups.csv")
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -396,10 +396,7 @@ class Frappe(Reader):
     )
     source = DatasetSource(
         page="https://www.baltrunas.info/context-aware/frappe",
-        licence=(
-            "research use with acknowledgement; no redistribution, no commercial use without"
-            " permission"
-        ),
+        licence=_LICENCE,
         files=("frappe.csv",),
         extras=("meta.csv", "README.txt"),
         rows=96_203,

@@ -272,10 +272,13 @@ def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.n
 # (`validation-role`), but are never tested.
 
 
+_TEST_USERS = 0.2  # default share
+
+
 class UserHoldoutConfig(Config):
     """Settings of the split by users."""
 
-    test_users: float = Field(0.2, gt=0, lt=1)
+    test_users: float = Field(_TEST_USERS, gt=0, lt=1)
     """Share of test users, in (0, 1); their number is rounded. Without effect with `folds`."""
     folds: int | None = Field(None, ge=2)
     """Number of folds of users; seed s tests those of fold s modulo this number. The validation
@@ -303,8 +306,7 @@ class UserHoldoutConfig(Config):
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
-        default = type(self).model_fields["test_users"].default
-        if self.folds is not None and self.test_users != default:
+        if self.folds is not None and self.test_users != _TEST_USERS:
             raise ValueError("test-users or folds, not both: a fold is all test users of a seed")
         if self.test_users + self.validation_users >= 1:
             raise ValueError("test-users + validation-users below 1")
@@ -372,19 +374,15 @@ class UserHoldout(Split):
         """
         config = self.config
         seed = 0 if config.folds else self.seed
-        default = type(config).model_fields["test_users"].default
+        shares = (config.test_users, config.validation_users, _TEST_USERS)
         if config.stream == "client":
             most: float = 1.0
             key = hashed_shares(interactions.user_ids, seed, "split", USERS)[present]
-            tests = config.test_users
-            validations = config.validation_users
         else:
             most = len(present)
             key = np.argsort(stream(seed, "split", USERS).permutation(len(present)))
-            tests, validations, default = (
-                int(rounded(share * len(present)))
-                for share in (config.test_users, config.validation_users, default)
-            )
+            shares = [int(rounded(share * len(present))) for share in shares]
+        tests, validations, default = shares
         if config.folds is None:
             test = key < tests
             validation = ~test & (key < tests + validations)
