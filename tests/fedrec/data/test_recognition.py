@@ -328,9 +328,7 @@ LINES = "\n".join(json.dumps(one) for one in JSON)
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(TEXT.encode(), id="plain"),
         pytest.param(gzip.compress(TEXT.encode(), mtime=0), id="gzip"),
-        pytest.param(TEXT.encode("utf-16"), id="UTF-16"),
         pytest.param(gzip.compress(TEXT.encode("utf-16"), mtime=0), id="UTF-16 in gzip"),
         pytest.param(LINES.encode(), id="JSON lines"),
         pytest.param(gzip.compress(LINES.encode("utf-8-sig"), mtime=0), id="JSON lines in gzip"),
@@ -338,15 +336,12 @@ LINES = "\n".join(json.dumps(one) for one in JSON)
         pytest.param(("sep=;\n" + TEXT.replace(",", ";")).encode(), id="line of Excel"),
         pytest.param(("# by J. Doe, May 1, at 5\n# all\n" + TEXT).encode(), id="comments"),
         pytest.param(("Ratings export,,,\n\n" + TEXT).encode(), id="title with separators"),
-        pytest.param(("Ratings of the year\n" + TEXT).encode("utf-8-sig"), id="title"),
         pytest.param(("\n\r\n" + TEXT).encode(), id="empty lines"),
         pytest.param(('"by J.\nDoe"\n' + TEXT).encode(), id="title of two lines"),
         pytest.param(TEXT.replace("\n", "\r").encode(), id="CR"),
         pytest.param(TEXT.replace("\n", "\r\n").encode("utf-8-sig"), id="CR LF and a mark"),
         pytest.param(TEXT.replace(",", ", ").encode(), id="comma and space"),
         pytest.param(TEXT.replace(",", "::").encode(), id="two colons"),
-        pytest.param(TEXT.replace(",", "::").encode("utf-16"), id="two colons in UTF-16"),
-        pytest.param(TEXT.replace(",", " ").encode(), id="space"),
         pytest.param(TEXT.replace(",", "   ").encode(), id="spaces"),
     ],
 )
