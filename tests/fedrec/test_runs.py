@@ -45,15 +45,18 @@ def test_an_existing_run_folder_is_refused_and_resume_is_offered(run, load_tiny)
     assert "--overwrite" in error.fix
 
 
-def test_a_folder_of_other_files_is_refused_and_an_empty_one_taken(load_tiny, tmp_path):
+@pytest.mark.parametrize("names", [["thesis.tex"], ["experiment.toml"], ["environment.json", "a"]])
+def test_a_folder_of_other_files_is_refused_and_an_empty_one_taken(load_tiny, tmp_path, names):
+    """Also one with files of an experiment that are not those of a killed run."""
     (tmp_path / "empty").mkdir()
     RunFolder.create(load_tiny(), tmp_path / "empty")
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").touch()
+    for name in names:
+        (tmp_path / "full" / name).write_text("mine")
     error = refused(RunFolder.create, load_tiny(), tmp_path / "full")
     assert error.got == "other files" and "--output" in error.fix
-    assert [file.name for file in (tmp_path / "full").iterdir()] == ["thesis.tex"]
-    error = refused(RunFolder.create, load_tiny(), tmp_path / "full" / "thesis.tex")
+    assert [file.read_text() for file in (tmp_path / "full").iterdir()] == ["mine"] * len(names)
+    error = refused(RunFolder.create, load_tiny(), tmp_path / "full" / names[0])
     assert "not empty" in error.problem
 
 
@@ -159,15 +162,6 @@ def test_a_run_that_was_killed_before_it_began_is_begun_again(load_tiny, tmp_pat
     for name in left:
         (tmp_path / "run" / name).write_text("of the killed run")
     assert RunFolder.create(load_tiny(), tmp_path / "run").experiment == load_tiny()
-
-
-@pytest.mark.parametrize("own", [["experiment.toml"], ["environment.json", "notes.txt"]])
-def test_files_of_somebodys_own_are_not_taken_for_a_killed_run(load_tiny, tmp_path, own):
-    (tmp_path / "run").mkdir()
-    for name in own:
-        (tmp_path / "run" / name).write_text("mine")
-    assert refused(RunFolder.create, load_tiny(), tmp_path / "run").got == "other files"
-    assert all((tmp_path / "run" / name).read_text() == "mine" for name in own)
 
 
 def test_folders_of_other_versions_are_refused_with_what_reads_them(run):
