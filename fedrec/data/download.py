@@ -34,9 +34,7 @@ _UNREADABLE = (
     ValueError,  # a name
     OSError,
 )
-_OF_ARCHIVE = (
-    *(None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
-)
+_OF_ARCHIVE = (None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Error numbers of an `OSError` from a damaged archive; others are disk errors."""
 _LARGER = 200
 _AT_LEAST = 1 << 30
