@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from clients.steps.sgd import Sgd
 from fedrec import testing
 from fedrec.components import registry
 from fedrec.components.registry import (
@@ -21,7 +20,6 @@ from fedrec.components.registry import (
     STEP,
     STRATEGY,
     Kind,
-    available,
     builtin_names,
     ours,
     resolve,
@@ -40,26 +38,10 @@ def plugins(monkeypatch, tmp_path):
     (tmp_path / "outside_step.py").write_text(
         "from clients.steps.sgd import Sgd\nclass Mine(Sgd):\n    pass\nNOT_A_CLASS = 3\n"
     )
-    (tmp_path / "broken_step.py").write_text("import no_such_module_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    entries = [
-        EntryPoint("mine", "outside_step:Mine", "fedrec.step"),
-        EntryPoint("broken", "broken_step:Step", "fedrec.step"),
-    ]
-    monkeypatch.setattr(
-        registry,
-        "entry_points",
-        lambda group: [entry for entry in entries if entry.group == group],
-        raising=True,
-    )
-
-
-def test_a_broken_plug_in_is_named_and_the_rest_works(plugins):
-    found = dict(available(STEP))
-    assert found["sgd"] is Sgd and found["mine"].__name__ == "Mine"
-    error = found["broken"]
-    assert isinstance(error, ExperimentError) and "'broken_step'" in error.problem
-    assert error.got == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
+    mine = EntryPoint("mine", "outside_step:Mine", "fedrec.step")
+    found = lambda group: [mine] if group == mine.group else []  # noqa: E731
+    monkeypatch.setattr(registry, "entry_points", found)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,6 @@ def sizes(found):
 @pytest.mark.parametrize(
     "heads",
     [
-        ("user", "item", "rating", "time"),
         ("userId", "movieId", "rating", "timestamp"),
         ("customer_id", "Product ID", "stars", "created_at"),
         ("reviewerID", "asin", "overall", "unixReviewTime"),

@@ -114,11 +114,6 @@ class TestRowsOfOneTime:
             # each of the six is the last of its time for a sixth of 300 users, 50 (deviation 6.5)
             assert np.ptp(np.bincount(positions[:, 1:7].argmax(1), minlength=6)) < 40
 
-    def test_one_user_does_not_change_the_order_of_another(self):
-        table = interactions([0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 3], np.zeros(7))
-        whole = time_positions(table, 5)
-        assert np.array_equal(time_positions(table.with_rows(slice(1, 7)), 5)[2:], whole[3:])
-
 
 class TestRepeatedPairs:
     """User 0 has items 3 and 0 again at the end, and item 1 twice at once."""
