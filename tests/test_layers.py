@@ -281,35 +281,21 @@ def annotated(function: ast.FunctionDef) -> Iterator[str]:
             yield NAMED.sub("", ast.unparse(node))
 
 
-def inherited(owner: ast.ClassDef, name: str, classes: dict[str, list[ast.ClassDef]]) -> bool:
-    """Whether a base class documents the method, or, for `__init__`, its own arguments."""
-    for base in owner.bases:
-        for found in classes.get(ast.unparse(base).split("[")[0].split(".")[-1], []):
-            methods = [node for node in found.body if isinstance(node, ast.FunctionDef)]
-            if any(node.name == name and ast.get_docstring(node) for node in methods):
-                return True
-            if name == "__init__" and "[" in (ast.get_docstring(found) or ""):
-                return True
-            if found is not owner and inherited(found, name, classes):
-                return True
-    return False
-
-
 def without_shape(texts: dict[str, str]) -> list[str]:
-    """Public functions with arrays whose docstring has no `[`."""
-    trees = {file: ast.parse(source) for file, source in texts.items()}
-    classes: dict[str, list[ast.ClassDef]] = {}
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                classes.setdefault(node.name, []).append(node)
+    """Public functions with arrays whose docstring has no `[`; a subclass has the shapes of another
+    class's method of that name."""
+    functions = [
+        (f"{file}:{function.lineno} {function.name}", function, owner)
+        for file, source in texts.items()
+        for function, owner in _public(ast.parse(source), None)
+    ]
+    documented = {method.name for _, method, owner in functions if "[" in _docstring(method, owner)}
     return [
-        f"{file}:{function.lineno} {function.name}"
-        for file, tree in trees.items()
-        for function, owner in _public(tree, None)
+        place
+        for place, function, owner in functions
         if any(map(ARRAY.search, annotated(function)))
         and "[" not in _docstring(function, owner)
-        and not (owner and inherited(owner, function.name, classes))
+        and not (owner and owner.bases and function.name in documented)
     ]
 
 

@@ -22,7 +22,7 @@ from fedrec.experiment.schema import load
 def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interactions(task):
     random = np.random.default_rng(3)
     users, items = random.integers(0, 12, 300), random.integers(0, 9, 300)
-    ratings, times = random.integers(1, 6, 300).astype(np.float32), random.integers(0, 99, 300)
+    ratings, times = random.integers(0, 6, 300).astype(np.float32), random.integers(0, 99, 300)
     users[users == 5] = 6  # one has nothing
     features = FeatureTable(12), FeatureTable(9)
     names = np.arange(12), np.arange(9)
