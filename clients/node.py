@@ -257,9 +257,7 @@ class Node:
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         """`bool [clients]` per group of users, for means over groups."""
         counts = self.population.counts(clients, "known")
-        return user_groups(
-            self.population.interactions, clients, counts, self.experiment.evaluation.inactive_below
-        )
+        return user_groups(self.population.interactions, clients, counts)
 
     @cached_property
     def metrics(self) -> Metrics:

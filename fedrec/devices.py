@@ -7,7 +7,7 @@ measurements (Huba et al. 2022).
 
 A client takes
 
-    examples * seconds per example + megabytes * (seconds per megabyte down + up)
+    examples * seconds per example + megabytes * seconds per megabyte, down and up
 
 seconds, where a megabyte has 10^6 bytes, and both messages have the size of all parameters, as in
 FedScale.
@@ -46,16 +46,13 @@ class DevicesConfig(Config):
 
     example_seconds: float = Field(default=0.01, ge=0)
     """Median of the devices' seconds per training example."""
-    megabyte_seconds_down: float = Field(default=1.0, ge=0)
-    """Median of the seconds per megabyte (10^6 bytes) to a device."""
-    megabyte_seconds_up: float = Field(default=4.0, ge=0)
-    """Median of the seconds per megabyte from a device."""
+    megabyte_seconds: float = Field(default=5.0, ge=0)
+    """Median of the seconds per megabyte (10^6 bytes) that is sent to a device and back."""
     compute_spread: float = Field(default=1.0, ge=0, le=10)
     """Standard deviation between devices of the logarithm of the seconds per example; 0: all are
     equally fast."""
     network_spread: float = Field(default=1.0, ge=0, le=10)
-    """Standard deviation between devices of the logarithm of the seconds per megabyte, common to
-    both directions."""
+    """Standard deviation between devices of the logarithm of the seconds per megabyte."""
     examples: float | None = Field(default=None, gt=0)
     """Number of training examples that determines each device's time, independently of its data, as
     a guarantee for users needs; default: rows of the client times epochs."""
@@ -92,8 +89,7 @@ class Devices:
         config = self.config
         drawn = self._drawn(clients)
         compute = config.example_seconds * np.exp(config.compute_spread * drawn[:, 0])
-        both = config.megabyte_seconds_down + config.megabyte_seconds_up
-        network = both * np.exp(config.network_spread * drawn[:, 1])
+        network = config.megabyte_seconds * np.exp(config.network_spread * drawn[:, 1])
         return examples * compute + megabytes * network
 
     def available_until(self, clients: np.ndarray, at: float) -> np.ndarray:

@@ -17,9 +17,8 @@ import functools
 import hashlib
 import os
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -108,24 +107,7 @@ def mixed(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-class NoiseSource(ABC):
-    """Base class of sources of noise."""
-
-    @abstractmethod
-    def gaussian(self, size: int, name: str, *address: int) -> np.ndarray:
-        """Standard normal `float64 [size]` of the stream `name[address]`."""
-
-    @abstractmethod
-    def laplace(self, size: int, name: str, *address: int) -> np.ndarray:
-        """Laplace of scale 1, `float64 [size]`, of the stream `name[address]`."""
-
-    @abstractmethod
-    def uniform(self, size: int, name: str, *address: int) -> np.ndarray:
-        """Uniform `float64 [size]` in [0, 1) of the stream `name[address]`: for random numbers of a
-        single client's contribution, such as dropout."""
-
-
-class Reproducible(NoiseSource):
+class Reproducible:
     """Noise as a function of the seed and the address: for simulations only.
 
     Args:
@@ -144,11 +126,12 @@ class Reproducible(NoiseSource):
         return stream(self.seed, f"noise/{name}", *address).laplace(size=size)
 
     def uniform(self, size: int, name: str, *address: int) -> np.ndarray:
-        """Uniform `float64 [size]` in [0, 1) of the stream `name[address]`."""
+        """Uniform `float64 [size]` in [0, 1) of the stream `name[address]`: for random numbers of a
+        single client's contribution, such as dropout."""
         return stream(self.seed, f"noise/{name}", *address).random(size)
 
 
-class Secure(NoiseSource):
+class Secure:
     """Noise from the operating system's cryptographic generator, which ignores the address and
     never repeats."""
 
@@ -165,6 +148,10 @@ class Secure(NoiseSource):
     def uniform(self, size: int, name: str, *address: int) -> np.ndarray:
         """Uniform `float64 [size]` in (0, 1) of the stream `name[address]`."""
         return _uniforms(size)
+
+
+NoiseSource: TypeAlias = Reproducible | Secure
+"""A source of noise."""
 
 
 def source_of(mode: Literal["reproducible", "secure"], seed: int) -> NoiseSource:

@@ -28,7 +28,7 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.data.reader import read_rows
 from fedrec.data.readers.table import TableConfig, ids_of, indexed
 from fedrec.data.splits.rules import Partition
-from fedrec.data.tables import TableLayout, columns_of, read_table, table_start
+from fedrec.data.tables import OwnLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.ranks import best_items
@@ -340,7 +340,7 @@ def _read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> 
     config = (
         settings if isinstance(settings, TableConfig) else TableConfig.parse(_COLUMNS, at="history")
     )
-    layout = TableLayout.own({}, separator=config.separator, header=config.header)
+    layout = OwnLayout({}, separator=config.separator, names=config.names)
     path = _HISTORY if isinstance(source, pd.DataFrame) else Path(source)
     present = list(source) if isinstance(source, pd.DataFrame) else table_start(path, layout).names
     left_out = {role: None for role in ("rating", "time") if getattr(config, role) not in present}

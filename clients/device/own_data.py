@@ -23,7 +23,7 @@ from fedrec.data.interactions import Feature, FeatureTable, Interactions, known_
 from fedrec.data.population import Population
 from fedrec.data.reader import Catalogue
 from fedrec.data.splits.rules import Partition, partition_by
-from fedrec.data.tables import Columns, TableLayout, read_table, table_start
+from fedrec.data.tables import Columns, OwnLayout, read_table, table_start
 from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 
@@ -90,11 +90,11 @@ def _read_own(
     known = Catalogue.read(catalogue)
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]
     needed = {"user": str, "item": str, **dict.fromkeys(numeric)}
-    present = table_start(data, TableLayout.own({})).names
+    present = table_start(data, OwnLayout({})).names
     optional = [name for name in (*dict(known.user_features), "part") if name in present]
     settings = dict.fromkeys(needed, "--data")
     columns = needed | dict.fromkeys(optional, str)
-    frame = read_table(data, TableLayout.own(columns, settings))
+    frame = read_table(data, OwnLayout(columns, settings))
     items = pd.Index(known.item_ids).get_indexer(pd.Index(ids_of(frame["item"], data).astype(str)))
     listed = items >= 0
     if not listed.all():

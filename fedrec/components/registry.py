@@ -387,19 +387,6 @@ def _class_of(kind: Kind, name: str) -> type:
     return _from_path(kind, _builtins(kind)[name])
 
 
-def file_of(kind: Kind, name: str) -> str:
-    """File of a component, without importing it; empty if unknown."""
-    path = name if ":" in name else place_of(kind, name) or _builtins(kind).get(name, "")
-    module_name = path.partition(":")[0]
-    if not module_name:
-        return ""
-    try:
-        spec = importlib.util.find_spec(module_name)
-    except Exception:  # a package above it may fail in any way when it is imported
-        return ""
-    return (spec.origin or "") if spec else ""
-
-
 def _base_of(kind: Kind) -> type:
     module_name, _, class_name = kind.base.partition(":")
     return getattr(importlib.import_module(module_name), class_name)

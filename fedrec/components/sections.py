@@ -10,10 +10,10 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
 from fedrec.components import registry
 from fedrec.components.registry import line_of
@@ -33,6 +33,15 @@ class Section(Config):
     def options(self) -> dict[str, Any]:
         """Settings of the component, without its name."""
         return dict(self.model_extra or {})
+
+
+def _by_name(value: Any) -> Any:
+    """Convert a name to a section without settings."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+Named: TypeAlias = Annotated[Section, BeforeValidator(_by_name)]
+"""A section, or the name of a component without settings."""
 
 
 def component_settings(
@@ -144,13 +153,6 @@ def resolved_section(
     settings = component_settings(kind, section, at=at, seed=seed)
     table = settings.table() if isinstance(settings, Config) else settings
     return Section.model_validate({"name": section.name, **table})
-
-
-def sections_by_name(value: Any) -> Any:
-    """Convert a list of sections and names, where a name is a section without settings."""
-    if not isinstance(value, list | tuple):
-        return value
-    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
 
 
 # Overrides of single keys of an experiment, as in `--set key=value`.

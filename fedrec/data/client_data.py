@@ -141,23 +141,10 @@ def sorted_rows(users: np.ndarray, key: np.ndarray) -> np.ndarray:
         users: `int64 [rows]`, each >= 0.
         key: integers `[rows]`.
     """
-    least = int(key.min(initial=0))
-    span = int(key.max(initial=0)) - least + 1
-    most = np.iinfo(np.int64).max
-    # whole seconds, as nanoseconds, are counted as seconds
-    unit = max(int(np.gcd.reduce(key - least)), 1) if span <= most else 1
-    span = (span - 1) // unit + 1
-    if int(users.max(initial=0)) + 1 > most // span:
-        return np.lexsort((key, users))
-    # One sort by one number: rows are mostly grouped by user already, which makes it about twenty
-    # times as fast as two sorts.
-    number = users * span
-    if unit > 1:
-        key = (key - least) // unit
-        least = 0
-    number += key
-    number -= least
-    return np.argsort(number, kind="stable")
+    # One sort by one number: rows are mostly grouped by user already, which makes it faster than a
+    # sort by two keys. Ranks, unlike keys, leave room for the user.
+    distinct_keys, rank = np.unique(key, return_inverse=True)
+    return np.argsort(users * max(len(distinct_keys), 1) + rank, kind="stable")
 
 
 def _tied(data: Interactions, order: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ import hashlib
 import http.client
 import lzma
 import os
-import secrets
 import shutil
 import stat
 import tarfile
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from fedrec.components.registry import DATASET, resolve
@@ -34,23 +34,13 @@ _UNREADABLE = (
     ValueError,  # a name
     OSError,
 )
-_OF_ARCHIVE = (
-    *(None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
-)
+_OF_ARCHIVE = (None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Error numbers of an `OSError` from a damaged archive; others are disk errors."""
 _LARGER = 200
 _AT_LEAST = 1 << 30
 """Limits of the unpacked size: this multiple of the archive's size (text compresses to about a
 tenth), or this number of bytes if larger."""
 _LEAST_FILE = 1 << 12  # bytes counted for a file at least
-
-
-def _is_archive(path: Path) -> bool:
-    """True if a file is a zip or a tar (compressed or not), by content."""
-    try:
-        return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
-    except _UNREADABLE:  # a damaged archive, reported by `unpack`
-        return True
 
 
 def unpack(path: Path, folder: Path) -> None:
@@ -60,14 +50,13 @@ def unpack(path: Path, folder: Path) -> None:
         DataError: the archive is damaged, holds a link, a device, or a path that leads out of the
             folder, or unpacks to too many bytes for its size.
     """
-    if not _is_archive(path):
-        shutil.copyfile(path, folder / path.name)
-        return
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 _check_members(path, map(_of_zip, archive.infolist()))
                 archive.extractall(folder)
+        elif not tarfile.is_tarfile(path):
+            shutil.copyfile(path, folder / path.name)
         else:
             with tarfile.open(path) as archive:
                 _check_members(path, ((m.name, m.isfile() or m.isdir(), m.size) for m in archive))
@@ -124,15 +113,13 @@ def _staged(folder: Path) -> Iterator[tuple[Path, Path]]:
     """
     _check_absent(folder)
     with _disk_errors(folder.parent):
-        temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
-        parts = temporary / "staging", temporary / "unpacked"
-        for part in parts:
-            part.mkdir(parents=True)  # with the permissions of the umask
-        try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            parts = Path(temporary, "staging"), Path(temporary, "unpacked")
+            for part in parts:
+                part.mkdir()  # with the permissions of the umask
             yield parts
             os.replace(parts[0], folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _check_absent(folder: Path) -> None:
@@ -211,13 +198,13 @@ _ELSEWHERE = "try again later, or get the file elsewhere and use: fedrec data im
 
 
 def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | None = None) -> Path:
-    """Download a dataset's archives and put its files into `folder`.
+    """Download a dataset's archive and put its files into `folder`.
 
     An interrupted download is saved beside the folder (`*.partial`) and resumed next time.
 
     Args:
         name: of the dataset.
-        source: its archives and files.
+        source: its archive and files.
         folder: destination; must not exist yet, or be empty.
         progress: called with the progress of the download.
 
@@ -228,17 +215,16 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
         DataError: no archive to download, no network, a wrong size or checksum, a full disk, or
             `folder` exists.
     """
-    if not source.archives:
+    if source.archive is None:
         raise DataError(
             f"{name!r} cannot be downloaded: its publisher offers no direct download",
             fix=f"get it from {source.page}, then: fedrec data import {name} PATH",
         )
     _check_absent(folder)
-    holder = folder.parent / f".{folder.name}.download"  # archives are saved under their own names
-    files = [_downloaded(archive, holder, progress) for archive in source.archives]
+    holder = folder.parent / f".{folder.name}.download"  # the file is saved under its own name
+    file = _downloaded(source.archive, holder, progress)
     with _staged(folder) as (staging, unpacked):
-        for file in files:
-            unpack(file, unpacked)
+        unpack(file, unpacked)
         collect(source, name, unpacked, staging)
     shutil.rmtree(holder, ignore_errors=True)
     return folder

@@ -27,6 +27,20 @@ from fedrec.runtime.ragged import are_distinct, spans, within_groups
 _WORD = re.compile(r"[^\W_]{2,}")
 
 
+def _check(right: bool | np.bool_, problem: str) -> None:
+    """Check what a reader, or a file of the catalogue, gives.
+
+    Raises:
+        DataError: it is not right.
+    """
+    if not right:
+        fix = (
+            "correct the reader: use index_rows for ids and indices, finite numbers, one value per"
+            " row in each column, and one row of features per user or item"
+        )
+        raise DataError(problem, fix=fix)
+
+
 class FeatureNames(NamedTuple):
     """Names of side features, by kind.
 
@@ -74,12 +88,10 @@ class Feature:
         for array in (self.offsets, self.codes):
             array.setflags(write=False)
         ends = self.offsets[:1].tolist() == [0] and self.offsets[-1] == len(self.codes)
-        if not ends or (np.diff(self.offsets) < 0).any():
-            fix = f"give non-decreasing offsets from 0 to {len(self.codes)}, the number of codes"
-            raise DataError(f"feature {self.name!r} has invalid offsets", fix=fix)
-        if len(self.codes) and not 0 <= self.codes.min() <= self.codes.max() < len(self.categories):
-            fix = f"give codes in [0, {len(self.categories)})"
-            raise DataError(f"feature {self.name!r} has a code outside its categories", fix=fix)
+        ascending = ends and (np.diff(self.offsets) >= 0).all()
+        _check(ascending, f"feature {self.name!r} has invalid offsets")
+        known = (self.codes >= 0) & (self.codes < len(self.categories))
+        _check(known.all(), f"feature {self.name!r} has a code outside its categories")
 
     @classmethod
     def coded(
@@ -165,13 +177,8 @@ class Vectors:
         for array in (self.values, self.known):
             array.setflags(write=False)
         shape = self.values.shape
-        wrong = self.values.ndim != 2 or not shape[1] or self.known.shape != shape[:1]
-        if wrong or not np.isfinite(self.values).all():
-            raise DataError(
-                f"invalid vectors {self.name!r}",
-                got=f"an array of shape {list(shape)}" + ("" if wrong else " with NaN or infinity"),
-                fix="give finite numbers [rows, width], at least one in a row",
-            )
+        fits = self.values.ndim == 2 and shape[1] > 0 and self.known.shape == shape[:1]
+        _check(fits and np.isfinite(self.values).all(), f"invalid vectors {self.name!r}")
 
     @property
     def rows(self) -> int:
@@ -217,15 +224,9 @@ class FeatureTable:
     def __post_init__(self) -> None:
         features = (*self.every, *self.vectors)
         names = [feature.name for feature in features]
-        if len(set(names)) != len(names):
-            raise DataError(f"duplicate feature names: {', '.join(names)}", fix="rename one")
+        _check(len({*names}) == len(names), f"duplicate feature names: {', '.join(names)}")
         for feature in features:
-            if feature.rows != self.rows:
-                raise DataError(
-                    f"feature {feature.name!r} has the wrong number of rows",
-                    got=f"{feature.rows} rows",
-                    fix=f"give {self.rows} rows, one for each user (or item)",
-                )
+            _check(feature.rows == self.rows, f"feature {feature.name!r} has {feature.rows} rows")
 
     def renumbered(self, rows: np.ndarray) -> FeatureTable:
         """Return the features of selected rows `int64 [n]`; -1: none."""
@@ -403,28 +404,20 @@ class Interactions:
             values = np.ascontiguousarray(values, dtype=kind)
             values.setflags(write=False)
             object.__setattr__(self, column, values)
-            if len(values) != len(self.users):
-                raise self._wrong(f"column {column!r} does not have {len(self.users)} values")
+            _check(
+                len(values) == len(self.users), f"{self.name}: {column!r} has {len(values)} rows"
+            )
         for what, index, ids, features in (
             ("users", self.users, self.user_ids, self.user_features),
             ("items", self.items, self.item_ids, self.item_features),
         ):
             ids.setflags(write=False)
-            if len(index) and not (index.min() >= 0 and index.max() < len(ids)):
-                raise self._wrong(f"an index in {what!r} is not in [0, {len(ids)})")
-            if features.rows != len(ids):
-                raise self._wrong(f"features of {what} do not have {len(ids)} rows")
-            if not are_distinct(ids):
-                raise self._wrong(f"duplicate ids of {what}")
-        if self.ratings is not None and not np.isfinite(self.ratings).all():
-            raise self._wrong("a rating is not finite")
-
-    def _wrong(self, problem: str) -> DataError:
-        return DataError(
-            f"{self.name}: {problem}",
-            fix="correct the reader: use index_rows for ids and indices, one value per row in each"
-            " column, and one row of features per user or item",
-        )
+            inside = index.min(initial=0) >= 0 and index.max(initial=-1) < len(ids)
+            _check(inside, f"{self.name}: an index in {what!r} is not in [0, {len(ids)})")
+            _check(features.rows == len(ids), f"{self.name}: {features.rows} features of {what}")
+            _check(are_distinct(ids), f"{self.name}: duplicate ids of {what}")
+        finite = self.ratings is None or np.isfinite(self.ratings).all()
+        _check(finite, f"{self.name}: a rating is not finite")
 
     def __len__(self) -> int:
         return len(self.users)

@@ -127,18 +127,10 @@ def apply_perturbation(
     kind = registry.PERTURBATION.name
     with component_errors(kind, perturbation, "with these training rows"):
         perturbed = perturbation.perturb(data)
-        new = perturbed.rows
-        rows = data.rows
-        wrong = {
-            f"{rows.num_users} users and {rows.num_items} items": (
-                (rows.num_users, rows.num_items) != (new.num_users, new.num_items)
-            ),
-            "rows with ratings": rows.ratings is not None and new.ratings is None,
-            "rows with times": rows.times is not None and new.times is None,
-            f"an origin of each of the {len(new)} rows": len(perturbed.origin) != len(new),
-        }
-    for expected, is_wrong in wrong.items():
-        if is_wrong:
-            got = f"{len(new)} rows of {new.num_users} users and {new.num_items} items"
-            refuse_wrong(kind, perturbation, "from perturb()", expected=expected, got=got)
+        expected, got = (
+            f"{rows.num_users} users and {rows.num_items} items"
+            for rows in (data.rows, perturbed.rows)
+        )
+    if got != expected:
+        refuse_wrong(kind, perturbation, "from perturb()", expected=expected, got=got)
     return perturbed

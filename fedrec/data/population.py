@@ -17,12 +17,12 @@ from fedrec.data.client_data import ClientData, GroupedRows, HeldOut, LabelledRo
 from fedrec.data.interactions import FeatureNames, Interactions, Schema, more_ids, time_weighted
 from fedrec.data.perturbation import Perturbed, apply_perturbation, perturbation_of
 from fedrec.data.reader import Reader, data_directory
-from fedrec.data.splits.rules import Partition, partition_by
+from fedrec.data.splits.rules import Partition, partition_by, places
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import AdversaryConfig, DataSettings, Experiment
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
-from fedrec.runtime.ragged import distinct, within_groups
+from fedrec.runtime.ragged import distinct
 
 _HeldOutPart = Literal["test", "validation"]
 Part = Literal["training", "known", "test", "validation", "all"]
@@ -153,21 +153,17 @@ class Population:
     def clients(self, clients: np.ndarray) -> list[ClientData]:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         rows = self.rows(clients)
-        num_items = self.interactions.num_items
-        pairs = rows.pairs
         items = rows.items
         labels = rows.labels
         times = rows.times
         ratings = rows.ratings
-        liked = distinct(pairs[labels > 0] if self.task == "ranking" else pairs)
-        row_ends = rows.offsets.tolist()
-        liked_ends = np.searchsorted(liked, np.arange(len(clients) + 1) * num_items).tolist()
-        liked %= num_items
+        liked = (labels > 0) | (self.task == "rating")
+        ends = rows.offsets.tolist()
         codes = self.feature_codes(clients)
         data = []
         for number, client in enumerate(clients.tolist()):
-            span = slice(*row_ends[number : number + 2])
-            positives = liked[slice(*liked_ends[number : number + 2])]
+            span = slice(*ends[number : number + 2])
+            positives = distinct(items[span][liked[span]])
             avoided = None
             if self.partition.leaky_negatives:
                 avoided = np.union1d(positives, self.rows(clients[[number]], "all").items)
@@ -557,7 +553,7 @@ def _known_of(
         partition: its parts; the adversary does not know held-out rows.
 
     Raises:
-        ExperimentError: a target is unknown or duplicate, or there are more targets than items.
+        ExperimentError: there are more targets than items.
     """
     honest = partition.training_clients
     malicious = adversary.number_among(len(honest))
@@ -566,15 +562,13 @@ def _known_of(
     owners = np.searchsorted(honest, interactions.users[rows])
     counts = np.bincount(owners, minlength=len(honest))
     # the public share of each user's rows, rounded up
-    order = np.lexsort((stream(seed, "public-rows").random(len(rows)), owners))
-    rank = np.empty(len(rows), dtype=np.int64)
-    rank[order] = within_groups(counts)
-    drawn = rank < np.ceil(adversary.public_share * counts)[owners]
+    position, of_user = places(owners, stream(seed, "public-rows").random(len(rows)))
+    drawn = position < np.ceil(adversary.public_share * of_user)
     popularity = np.bincount(interactions.items[rows], minlength=interactions.num_items)
     first = interactions.num_users
     return Known(
         items=interactions.num_items,
-        targets=_targets(adversary, seed, interactions, popularity),
+        targets=_targets(adversary.targets, popularity),
         malicious=np.arange(first, first + malicious),
         honest=len(honest),
         usual=max(1, int(np.median(counts))) if len(counts) else 1,
@@ -584,30 +578,15 @@ def _known_of(
     )
 
 
-def _targets(
-    adversary: AdversaryConfig, seed: int, interactions: Interactions, popularity: np.ndarray
-) -> np.ndarray:
-    names = adversary.target_items
-    if names:
-        index = {name: item for item, name in enumerate(interactions.item_ids.astype(str).tolist())}
-        wrong = [name for name in names if name not in index or names.count(name) > 1]
-        if wrong:
-            raise ExperimentError(
-                f"unknown or duplicate item {wrong[0]!r} in adversary.target-items",
-                fix="correct or remove the name",
-            )
-        return np.sort([index[name] for name in names])
-    count = adversary.targets
-    if count > interactions.num_items:
+def _targets(count: int, popularity: np.ndarray) -> np.ndarray:
+    """The least popular items, `int64 [count]`, ascending."""
+    if count > len(popularity):
         raise ExperimentError(
             "wrong value for 'adversary.targets'",
-            expected=f"at most the number of items of the dataset, {interactions.num_items:,}",
+            expected=f"at most the number of items of the dataset, {len(popularity):,}",
             got=f"{count:,}",
-            fix=f"set adversary.targets = {interactions.num_items} or less",
+            fix=f"set adversary.targets = {len(popularity)} or less",
         )
-    if adversary.target_choice == "random":
-        drawn = stream(seed, "targets").choice(interactions.num_items, count, replace=False)
-        return np.sort(drawn)
     return np.sort(np.argsort(popularity, kind="stable")[:count])
 
 
@@ -627,7 +606,7 @@ def _with_malicious(
     dataset unchanged, and None.
 
     Raises:
-        ExperimentError: attack or targets are unknown.
+        ExperimentError: the attack is unknown, or there are more targets than items.
         ComponentError: the attack failed.
     """
     if settings.adversary is None:
@@ -687,13 +666,10 @@ def _with_profiles(
 
 # Description of an adversary in the results of a run.
 
-_SHOWN = 5  # targets
-
 
 def adversary_words(attack: str, known: Known, interactions: Interactions) -> str:
     """Describe the number of malicious clients, the name of the attack and its targets."""
-    ids = interactions.item_ids[known.targets[:_SHOWN]].astype(str)
-    names = ", ".join(ids.tolist()) + (" and others" if len(known.targets) > _SHOWN else "")
+    names = ", ".join(interactions.item_ids[known.targets].astype(str).tolist())
     count = len(known.malicious)
     clients = (
         f"{count} of {known.honest + count} training clients are malicious (attack {attack});"

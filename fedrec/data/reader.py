@@ -257,10 +257,10 @@ class DatasetSource:
         files: names of the files that the reader needs, relative to the dataset's folder.
         extras: names or patterns (`*`) of optional files: features, folds, other forms.
         folder: name of the dataset's folder in the data directory; empty for the dataset's name.
-        archives: what `fedrec data fetch` downloads; empty when the publisher offers no direct,
+        archive: what `fedrec data fetch` downloads; None when the publisher offers no direct,
             stable download.
-        users, items, rows: published counts, checked after every read; None if not published.
-        fingerprints: accepted values of `Interactions.fingerprint()`; empty when none is known.
+        rows: published number of rows, checked after every read; None if not published.
+        fingerprint: `Interactions.fingerprint()`, checked likewise; empty when it is not known.
     """
 
     page: str
@@ -268,36 +268,23 @@ class DatasetSource:
     files: tuple[str, ...]
     extras: tuple[str, ...] = ()
     folder: str = ""
-    archives: tuple[Archive, ...] = ()
-    users: int | None = None
-    items: int | None = None
+    archive: Archive | None = None
     rows: int | None = None
-    fingerprints: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     def check(self, interactions: Interactions) -> None:
-        """Check the counts, whose errors are more informative, then the checksum.
+        """Check the number of rows, whose error is more informative, then the checksum.
 
         Raises:
-            DataError: the number of rows, users or items, or the fingerprint, is not the published
-                one.
+            DataError: the number of rows or the fingerprint is not the published one.
         """
-        counts = {
-            "rows": len(interactions),
-            "users": interactions.num_users,
-            "items": interactions.num_items,
-        }
-        for name, count in counts.items():
-            published = getattr(self, name)
-            if published not in (None, count):
-                values = f"{published:,} {name}", f"{count:,} {name}"
-                raise self._changed(interactions, f"the number of {name} differs", *values)
-        if (
-            self.fingerprints
-            and (fingerprint := interactions.fingerprint()) not in self.fingerprints
-        ):
-            values = " or ".join(self.fingerprints), fingerprint
-            what = "a user, an item or a rating was changed"
-            raise self._changed(interactions, what, *map("fingerprint {}".format, values))
+        if self.rows not in (None, len(interactions)):
+            values = f"{self.rows:,} rows", f"{len(interactions):,} rows"
+            raise self._changed(interactions, "the number of rows differs", *values)
+        fingerprint = interactions.fingerprint() if self.fingerprint else ""
+        if fingerprint != self.fingerprint:
+            values = f"fingerprint {self.fingerprint}", f"fingerprint {fingerprint}"
+            raise self._changed(interactions, "a user, an item or a rating was changed", *values)
 
     def _changed(self, interactions: Interactions, what: str, expected: str, got: str) -> DataError:
         return DataError(
@@ -416,7 +403,7 @@ class Reader(ABC):
         """
         path = self.config.path or self.default_folder()
         if not path.exists():
-            offered = self.source is not None and self.source.archives
+            offered = self.source is not None and self.source.archive
             raise DataError(
                 f"dataset {self.name!r} not found in {path}",
                 fix=(f"fedrec data fetch {self.name}, or " if offered else "")

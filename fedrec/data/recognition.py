@@ -23,7 +23,7 @@ from fedrec.data.readers.table import (
     repeated_rows,
     typed,
 )
-from fedrec.data.tables import Columns, TableLayout, first_rows, format_of, read_table, table_start
+from fedrec.data.tables import Columns, OwnLayout, first_rows, format_of, read_table, table_start
 from fedrec.errors import DataError
 from fedrec.runtime.ragged import distinct
 
@@ -32,7 +32,7 @@ _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
 _VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{_DATE}).*)"
 
 
-def _layout(path: Path, config: TableConfig) -> TableLayout:
+def _layout(path: Path, config: TableConfig) -> OwnLayout:
     """Determine the layout of a table: the separator that splits the first row into most values,
     consistently with the next rows (spaces only if no other fits); and whether the first line has
     names, as it has if one of them names a role, or the line does not look like a row.
@@ -41,9 +41,9 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
         DataError: the file is not readable.
     """
     if format_of(path) != "text":
-        return TableLayout.own({})
+        return OwnLayout({})
 
-    def fit(layout: TableLayout) -> tuple[bool, bool, int, int]:
+    def fit(layout: OwnLayout) -> tuple[bool, bool, int, int]:
         above, rows = first_rows(path, layout)
         width = len(rows[0]) if rows else 0
         alike = 2 * sum(len(row) == width for row in rows) > len(rows)
@@ -51,7 +51,7 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
 
     given = config.model_fields_set
     separators = (config.separator,) if "separator" in given else _SEPARATORS
-    layout = max((TableLayout.own({}, separator=text) for text in separators), key=fit)
+    layout = max((OwnLayout({}, separator=text) for text in separators), key=fit)
     header = config.header
     if "header" not in given:
         names = table_start(path, layout).names
@@ -60,7 +60,7 @@ def _layout(path: Path, config: TableConfig) -> TableLayout:
     return layout if header else replace(layout, names="positions")
 
 
-def _is_row(path: Path, layout: TableLayout, first: list[str]) -> bool:
+def _is_row(path: Path, layout: OwnLayout, first: list[str]) -> bool:
     """True if the first line of a user's own table has values. Then all of them are numbers or
     dates; or a number or a date stands above such values, or a text above itself, and no text above
     numbers or dates.
@@ -400,7 +400,7 @@ def recognise(
 
 def _frame(
     path: Path,
-    layout: TableLayout,
+    layout: OwnLayout,
     names: list[str],
     given: Mapping[str, str],
     features: set[str],

@@ -80,19 +80,16 @@ class TableLayout:
     gaps: bool = False
     encoding: str | None = "utf-8-sig"
 
-    @classmethod
-    def own(
-        cls,
-        columns: Types,
-        settings: Mapping[str, str] | None = None,
-        *,
-        separator: str = ",",
-        header: bool = True,
-    ) -> TableLayout:
-        """Create the layout of a user's own table: CSV whose values may be quoted or missing, in
-        UTF-8 or UTF-16, optionally gzipped, with empty lines, titles and comments above."""
-        names = "first line" if header else "positions"
-        return cls(columns, settings or {}, separator, names, True, None)
+
+@dataclass(frozen=True)
+class OwnLayout(TableLayout):
+    """Layout of a user's own table: CSV whose values may be quoted or missing, in UTF-8 or UTF-16,
+    optionally gzipped, with empty lines, titles and comments above."""
+
+    separator: str = ","
+    names: Literal["first line", "columns", "positions"] = "first line"
+    gaps: bool = True
+    encoding: str | None = None
 
 
 @dataclass(frozen=True)

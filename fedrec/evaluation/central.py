@@ -112,9 +112,8 @@ class CentralEvaluation:
         else:
             evaluated = self._ranked(baseline, progress)
         counts = self._population.counts(self.clients, "known")
-        below = self._settings.inactive_below
         return evaluated.with_groups(
-            user_groups(self._population.interactions, self.clients, counts, below)
+            user_groups(self._population.interactions, self.clients, counts)
         )
 
     def measure(self, baseline: Baseline) -> Evaluated:

@@ -238,13 +238,11 @@ OLD = "old-"
 """Prefix of metrics of the other items, ranked alone, of users with new ones."""
 UNTRAINED_ITEMS = "items without training rows"
 """Row of group tables: held-out items without rows of training clients."""
+_ACTIVE = 20  # known interactions of an active user
 
 
 def user_groups(
-    interactions: Interactions,
-    users: np.ndarray,
-    known_counts: np.ndarray,
-    inactive_below: int = 20,
+    interactions: Interactions, users: np.ndarray, known_counts: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Groups of the evaluated users, by activity and by each single-valued user feature.
 
@@ -252,13 +250,13 @@ def user_groups(
         interactions: the dataset, for its user features.
         users: `int64 [n]`, the evaluated users.
         known_counts: `int64 [n]`, number of interactions in each user's training part.
-        inactive_below: a user with fewer known interactions is inactive.
 
     Returns:
-        `bool [n]` per group: `"inactive"`, `"active"`, and one such as `"gender=F"` per category
-        that occurs. A user without a code belongs to no group of that feature.
+        `bool [n]` per group: `"inactive"` (less than 20 known interactions), `"active"`, and one
+        such as `"gender=F"` per category that occurs. A user without a code belongs to no group of
+        that feature.
     """
-    inactive = known_counts < inactive_below
+    inactive = known_counts < _ACTIVE
     groups = {"inactive": inactive, "active": ~inactive}
     for feature in interactions.user_features.features:
         if feature.width != 1:

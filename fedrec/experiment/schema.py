@@ -18,12 +18,12 @@ from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
 from fedrec.components.sections import (
+    Named,
     Section,
     component_settings,
     nested_sections,
     override,
     resolved_section,
-    sections_by_name,
 )
 from fedrec.config import Config
 from fedrec.devices import DevicesConfig
@@ -43,25 +43,17 @@ class AdversaryConfig(Config):
     added to the honest clients; sampler, clip and noise treat them alike, and the guarantee of
     `[privacy]` is for the honest clients, computed as if there were no others."""
 
-    attack: Annotated[Section, registry.POISONING]
+    attack: Annotated[Named, registry.POISONING]
     """Attack: a name, or a table with settings."""
     share: float = Field(default=0.01, ge=0, le=1)
     """Number of malicious clients as a share of the honest training clients, at least one; 0: no
     malicious clients, only the targets are measured."""
     targets: int = Field(default=1, ge=1)
-    """Number of promoted items; at most the number of items."""
-    target_choice: Literal["least-popular", "random"] = "least-popular"
-    """Choice of promoted items: those with the fewest training rows, or random by the seed."""
-    target_items: tuple[str, ...] = ()
-    """Ids of the promoted items in the dataset, without duplicates; default: items are chosen."""
+    """Number of promoted items, those with the fewest training rows; at most the number of
+    items."""
     public_share: float = Field(default=0.01, ge=0, le=1)
     """Share of each honest client's training rows that the adversary knows, rounded up; it derives
     the items' popularity from these rows. 0: none, 1: all."""
-
-    @field_validator("attack", mode="before")
-    @classmethod
-    def _attack_by_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     def number_among(self, honest: int) -> int:
         """Number of malicious clients for a number of honest ones."""
@@ -108,6 +100,18 @@ class DataSettings(Config):
         return component_settings(kind, getattr(self, kind.key))
 
 
+class _ShownConfig(Config):
+    """Keys of a baseline's table that serve result tables alone."""
+
+    label: str | None = Field(default=None, pattern=r"^[^/]*[^/ .][^/]*$")
+    """Name in result tables, such as "dp-gram-5", without '/', as it also names a folder."""
+    settings_tried: int | None = Field(default=None, ge=1)
+    """Number of settings that were tried on validation users."""
+
+
+_SHOWN_ONLY = ("label", TRIED)
+
+
 class EvaluationConfig(Config):
     """Settings of the evaluation."""
 
@@ -138,23 +142,16 @@ class EvaluationConfig(Config):
     sampled_items: int | None = Field(default=None, ge=1)
     """Also rank each held-out positive among this number of sampled unseen items (99 in NCF), in
     expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: no sampled metrics."""
-    metrics: tuple[Section, ...] | None = None
+    metrics: tuple[Named, ...] | None = None
     """Metrics in addition to those of the task: names, or tables with settings; default: none."""
     shown: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Metrics of the printed table, such as `recall@20`; files contain all metrics. Default, also
     if the experiment has none of these: hit rates and NDCG@10, or errors of ratings."""
-    inactive_below: int = Field(default=20, ge=0)
-    """Users with fewer known interactions than this form the group `inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
     """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
     such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
     that a baseline can occur with several settings. `settings-tried` is the number of settings
     tried to choose them."""
-
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _metrics_by_name(cls, value: Any) -> Any:
-        return sections_by_name(value)
 
     @field_validator("ks", mode="after")
     @classmethod
@@ -181,23 +178,10 @@ class EvaluationConfig(Config):
         sections = [
             Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines
         ]
+        for section in sections:
+            shown = {key: value for key, value in section.options.items() if key in _SHOWN_ONLY}
+            _ShownConfig.parse(shown, at=f"baselines.{section.name}")
         labels = [section.options.get("label", section.name) for section in sections]
-        for label, section in zip(labels, sections, strict=True):
-            if not isinstance(label, str) or not label.strip(" .") or "/" in label:
-                raise ExperimentError(
-                    "invalid label in evaluation.baselines",
-                    expected="a text without '/', which is also used as a folder name",
-                    got=repr(label),
-                    fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
-                )
-            tried = section.options.get(TRIED)
-            if tried is not None and (type(tried) is not int or tried < 1):
-                raise ExperimentError(
-                    f"wrong value for 'baselines.{label}.{TRIED}'",
-                    expected="the number of settings that were tried on validation users, >= 1",
-                    got=repr(tried),
-                    fix="correct or remove the key",
-                )
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ExperimentError(
@@ -210,7 +194,7 @@ class EvaluationConfig(Config):
 
 def _named(section: Section, label: str) -> dict[str, Any]:
     """Settings of a baseline, including its name if the label differs."""
-    settings = {key: value for key, value in section.options.items() if key not in ("label", TRIED)}
+    settings = {key: value for key, value in section.options.items() if key not in _SHOWN_ONLY}
     return settings if label == section.name else {"name": section.name, **settings}
 
 
@@ -368,7 +352,7 @@ class Experiment(DataSettings):
     `flwr.serverapp.strategy:FedAdam`."""
     sampler: Section = Section(name="fixed-size")
     """Sampling of the cohort of a round."""
-    callbacks: tuple[Section, ...] | None = None
+    callbacks: tuple[Named, ...] | None = None
     """Callbacks that observe the run and may end it: names, or tables with settings; default:
     none."""
     privacy: PrivacyConfig | None = None
@@ -513,11 +497,6 @@ class Experiment(DataSettings):
                 buffered and self.privacy is not None and self.privacy.placement == "distributed"
             ),
         }
-
-    @field_validator("callbacks", mode="before")
-    @classmethod
-    def _callbacks_by_name(cls, value: Any) -> Any:
-        return sections_by_name(value)
 
     def resolve(self) -> Experiment:
         """Check every section by its component, and fill in every default.
@@ -708,15 +687,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
         ExperimentError: the experiment is missing or invalid.
     """
     if run_config.get("resolved"):
-        try:
-            table = dict(parse_json(str(run_config["resolved"])))
-        except (ValueError, TypeError) as error:  # not JSON, or not an object
-            raise ExperimentError(
-                "the resolved experiment in the run configuration cannot be read",
-                got=str(error),
-                fix="remove the key resolved, and name the experiment with the key experiment",
-            ) from None
-        return Experiment.parse(table)
+        return Experiment.parse(parse_json(str(run_config["resolved"])))
     if not run_config.get("experiment"):
         fix = "flwr run . --run-config 'experiment=\"privrec-synthetic\"' (or an absolute path)"
         raise ExperimentError("the run configuration names no experiment", fix=fix)

@@ -131,11 +131,6 @@ class Result:
         return f"{self.experiment.name}: {counts}, folder {self.folder}"
 
     @property
-    def num_rounds(self) -> int:
-        """Number of rounds."""
-        return len(self.rounds)
-
-    @property
     def epsilon(self) -> float | None:
         """Spent epsilon of the federated system; None without `[privacy]`, infinite if a phase has
         no noise."""
@@ -147,7 +142,7 @@ class Result:
     @property
     def rounds_in_words(self) -> str:
         """Number of rounds, with the planned number if training ended earlier."""
-        done = self.num_rounds
+        done = len(self.rounds)
         planned = self.experiment.rounds
         count = f"{done:,}" if done == planned else f"{done:,} of {planned:,}"
         return f"{count} round{'' if planned == 1 else 's'}"
@@ -155,7 +150,7 @@ class Result:
     @property
     def best_round(self) -> int:
         """Round of the final parameters: the last one, or the best one of early stopping."""
-        return int(self.early_stopping.get("best-round") or self.num_rounds)
+        return int(self.early_stopping.get("best-round") or len(self.rounds))
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
@@ -217,13 +212,7 @@ _USER = "user"
 """Column of users.csv with the data's ids."""
 _UNREADABLE = (ValueError, IndexError, OverflowError)  # those of pandas: ValueErrors
 """Exceptions raised by reading a damaged table."""
-_TABLES = (
-    "rounds.csv",
-    "users.csv",
-    "groups.csv",
-    "baselines/*/users.csv",
-    "baselines/*/groups.csv",
-)
+_TABLES = ("rounds.csv", "**/users.csv", "**/groups.csv")
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -342,7 +331,10 @@ class RunFolder:
         Raises:
             RunError: `path` exists already.
         """
-        path = cls._require_new(path)
+        path = path.expanduser().resolve()
+        resume = f"fedrec resume {quote(str(path))}; or choose another --output"
+        fix = resume if (path / "run.json").is_file() else "choose another --output"
+        require_new_folder(path, fix=fix, usable=_never_began)
         write_json(path / "environment.json", environment())
         write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -356,19 +348,6 @@ class RunFolder:
         folder = cls(path)
         folder.experiment = experiment
         return folder
-
-    @staticmethod
-    def _require_new(path: Path) -> Path:
-        """Check that a new run may use a folder, and return its absolute path.
-
-        Raises:
-            RunError: it holds something.
-        """
-        path = path.expanduser().resolve()
-        resume = f"fedrec resume {quote(str(path))}; or choose another --output"
-        fix = resume if (path / "run.json").is_file() else "choose another --output"
-        require_new_folder(path, fix=fix, usable=_never_began)
-        return path
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -398,18 +377,15 @@ class RunFolder:
 
     def _of_another_version(self, got: str) -> RunError:
         """Create the error for a folder that this version cannot read."""
-        written = self.about.get("fedrec") or "another version"
-        here = installed_version("fedrec")
         toml = quote(str(self.path / "experiment.toml"))
-        # versions between two releases have the same number
-        commit = str(self._read_json("environment.json", {}).get("commit") or "unknown").rstrip("+")
-        reader = f"pip install 'fedrec=={written}'" if written != here else f"git checkout {commit}"
+        here = installed_version("fedrec")
         return RunError(
-            f"{self.path} was written by another fedrec ({written}, commit {commit})",
+            f"{self.path} was written by another fedrec ({self.about.get('fedrec')})",
             expected=f"a run folder of format {FORMAT}, with settings of fedrec {here}",
             got=got,
-            fix=f"read it with that version: {reader}; or run its experiment again, with the"
-            f" settings of this version in a copy of it: fedrec run {toml}",
+            fix="read it with that version, whose commit is in environment.json; or run its"
+            " experiment again, with the settings of this version in a copy of it:"
+            f" fedrec run {toml}",
         )
 
     @property
@@ -556,7 +532,7 @@ class RunFolder:
             "experiment": self.experiment.name,
             "experiment-sha256": self.experiment.digest(),
             "seed": self.experiment.seed,
-            "rounds": result.num_rounds,
+            "rounds": len(result.rounds),
             "users": len(result.users),
             "metrics": result.metrics,
             "metrics-before-fine-tuning": result.before_fine_tuning,

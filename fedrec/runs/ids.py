@@ -27,8 +27,6 @@ from fedrec.runtime.files import parse_json, write_atomically
 #     ids/users.txt      line n (from 0): the data's id of user n, as a JSON text
 #     ids/items.txt      likewise for items
 
-_AT_ONCE = 2**17
-
 
 def write_ids(folder: Path, interactions: Interactions) -> None:
     """Write the ids of users and items below `folder`, once."""
@@ -40,12 +38,8 @@ def write_ids(folder: Path, interactions: Interactions) -> None:
 
 def id_lines(ids: np.ndarray) -> str:
     """Format ids `[n]` as the content of such a file."""
-    parts = np.split(ids, range(_AT_ONCE, len(ids), _AT_ONCE))  # texts take ten times their memory
-    return "".join(f"{_lines(list(map(str, part.tolist())))}\n" for part in parts)
-
-
-def _lines(texts: list[str]) -> str:
-    return json.dumps(texts, ensure_ascii=False, separators=("\n", ":"))[1:-1]
+    texts = list(map(str, ids.tolist()))
+    return json.dumps(texts, ensure_ascii=False, separators=("\n", ":"))[1:-1] + "\n"
 
 
 def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:

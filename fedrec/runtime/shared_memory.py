@@ -10,7 +10,6 @@ even after a crash.
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections.abc import Mapping
@@ -38,18 +37,6 @@ def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         name: _shared(array) if array.nbytes >= _WORTH_SHARING else array
         for name, array in arrays.items()
     }
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
-    """Make a shared array of zeros; memory is allocated on the first write."""
-    descriptor = os.memfd_create("fedrec")
-    os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
-    # Others open the memory through this process while it is running.
-    path = f"/proc/{os.getpid()}/fd/{descriptor}"
-    array = SharedArray(path, dtype=dtype, mode="r+", shape=shape)
-    weakref.finalize(array, os.close, descriptor)
-    # Numpy says that every memmap's constructor gives a plain one
-    return array  # type: ignore[return-value]
 
 
 def is_shared(array: np.ndarray) -> bool:
@@ -87,6 +74,11 @@ def _opened(filename: str, _inode: int, dtype: str, shape: tuple[int, ...]) -> n
 def _shared(array: np.ndarray) -> np.ndarray:
     if is_shared(array):
         return array
-    shared = _empty(array.shape, array.dtype)
+    descriptor = os.memfd_create("fedrec")
+    os.ftruncate(descriptor, array.nbytes)
+    # Others open the memory through this process while it is running.
+    path = f"/proc/{os.getpid()}/fd/{descriptor}"
+    shared = SharedArray(path, dtype=array.dtype, mode="r+", shape=array.shape)
+    weakref.finalize(shared, os.close, descriptor)
     shared[...] = array
     return shared

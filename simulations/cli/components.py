@@ -19,7 +19,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedrec.components.registry import KINDS, Kind, available, resolve, settings_of
-from fedrec.components.registry import file_of as file_of_name
 from fedrec.components.sections import file_of
 from fedrec.config import did_you_mean
 from fedrec.errors import ROOT, ExperimentError, FedrecError, unknown
@@ -82,7 +81,7 @@ def _components(kind: Kind) -> Iterator[Entry]:
     for name, component in available(kind):
         if isinstance(component, FedrecError):
             about = f"BROKEN: {component.problem}: {component.got}"
-            yield _entry(name, about, "", file_of_name(kind, name))
+            yield _entry(name, about, "", "")
         else:
             paper = getattr(component, "paper", "")
             yield _entry(name, _about(component), paper, file_of(component))

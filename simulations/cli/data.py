@@ -13,13 +13,14 @@ import pandas as pd
 import typer
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
+from rich.table import Table
 
-from fedrec.components.registry import DATASET, resolve
+from fedrec.components.registry import DATASET, available, resolve
 from fedrec.data.download import fetch as download
 from fedrec.data.download import import_data
 from fedrec.data.perturbation import Perturbed, perturbation_of
 from fedrec.data.population import Population
-from fedrec.data.reader import Reader
+from fedrec.data.reader import Reader, data_directory
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.schema import Experiment, load
 from fedrec.perturb.noisy_cooccurrence import disclosure
@@ -32,17 +33,34 @@ from simulations.cli.options import Named
 
 # `fedrec data`. Data are downloaded only by `fetch`.
 
-app = options.group("Fetch and import datasets, and write the split of a run.")
+app = options.group("List, fetch, import and inspect datasets, and write the split of a run.")
 
 
-Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec list dataset`.")]
+Name = Annotated[str, typer.Argument(help="Name of a dataset, see `fedrec data list`.")]
+
+
+@app.command("list")
+def _list() -> None:
+    """List the datasets and whether their files are present."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("name", "here", "fetch", "about"):
+        table.add_column(column, overflow="fold")
+    for name, cls in available(DATASET):
+        if isinstance(cls, type):
+            reader = _reader(cls, name)
+            source = reader.source
+            here = "yes" if source is not None and reader.default_folder().exists() else "no"
+            fetchable = "yes" if source is not None and source.archive else "no"
+            table.add_row(name, "-" if source is None else here, fetchable, reader.title)
+    console = Console()
+    console.print(table)
+    console.print(f"data directory: {data_directory()}", highlight=False)
 
 
 @app.command("fetch", short_help="Download a dataset from its publisher and verify it.")
 def _fetch(name: Name) -> None:
     """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
-    cls = resolve(DATASET, name)
-    reader: Reader = cls(name, cls.Config())
+    reader = _reader(resolve(DATASET, name), name)
     source = reader.source
     if source is None:
         raise DataError(f"{name!r} is not a published dataset", fix="set dataset.path to your file")
@@ -64,6 +82,32 @@ def _import(
 ) -> None:
     """Verify a local archive or folder and install its dataset."""
     typer.echo(import_data(name, path))
+
+
+@app.command("info")
+def _info(name: Name) -> None:
+    """Read and verify a dataset, and print its statistics."""
+    reader = _reader(resolve(DATASET, name), name)
+    data = reader.described(reader.read())
+    users, items, rows = data.num_users, data.num_items, len(data)
+    typer.echo(f"{name}: {users:,} users, {items:,} items, {rows:,} interactions")
+    times = "yes" if data.times is not None else "no"
+    typer.echo(f"density {rows / max(users * items, 1):.4%}, times {times}")
+    if data.ratings is not None:
+        counts = pd.Series(data.ratings).value_counts().sort_index()
+        shown = [f"{value:g}: {count:,}" for value, count in counts.head(12).items()]
+        typer.echo(f"ratings {', '.join(shown)}{', ...' if len(counts) > 12 else ''}")
+    for owner, table in (("user", data.user_features), ("item", data.item_features)):
+        for feature in (*table.features, *table.texts):
+            typer.echo(f"{owner} feature {feature.name}: {len(feature.categories):,} categories")
+        for vectors in table.vectors:
+            typer.echo(f"{owner} vectors {vectors.name}: {vectors.known.sum():,} items with one")
+    typer.echo(f"fingerprint {data.fingerprint()}")
+
+
+def _reader(cls: type[Reader], name: str) -> Reader:
+    """The reader of a dataset, with its default settings."""
+    return cls(name, cls.Config())
 
 
 # Output tables: CSV or Parquet, by the file's extension.

@@ -98,7 +98,7 @@ def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
     small = _reduced(table)
     small["dataset"] = dict(DATA)
     split = small.get("split", {})
-    small["split"] = {key: split[key] for key in split if key not in ("shipped", "folder")}
+    small["split"] = {key: split[key] for key in split if key != "folder"}
     if split.get("name") == "published":  # needs files, as shipped folds do
         small["split"] = {"name": "ratio"}
     if small.get("rounds"):

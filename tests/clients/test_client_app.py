@@ -362,14 +362,14 @@ _ALS = (
 
 
 @pytest.fixture
-def evaluation_node(tiny_experiment, world, tmp_path):
+def evaluation_node(tiny_experiment, world, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrec.evaluation.tables._ACTIVE", 2)
+
     def make(*overrides, task="ranking"):
         table = {**tiny_experiment(), "task": task}
         if task == "rating":
             del table["positive-above"]
-        experiment = load(
-            table, ["evaluation.ks=[1, 2]", "evaluation.inactive-below=2", *overrides]
-        )
+        experiment = load(table, ["evaluation.ks=[1, 2]", *overrides])
         made = Node(experiment, 0, 1, tmp_path)
         made.population = world(task)
         return made

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from clients.steps.sgd import Sgd
 from fedrec import testing
 from fedrec.components import registry
 from fedrec.components.registry import (
@@ -21,15 +20,12 @@ from fedrec.components.registry import (
     STEP,
     STRATEGY,
     Kind,
-    available,
     builtin_names,
-    file_of,
     ours,
     resolve,
 )
-from fedrec.components.sections import Section, component_settings
 from fedrec.data.reader import data_directory
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import TARGET_METRICS, TARGET_RATINGS
 from fedrec.privacy.accounting.sampling import Scheduled
 from simulations.contracts.base import SMALL, RunContract
@@ -42,34 +38,10 @@ def plugins(monkeypatch, tmp_path):
     (tmp_path / "outside_step.py").write_text(
         "from clients.steps.sgd import Sgd\nclass Mine(Sgd):\n    pass\nNOT_A_CLASS = 3\n"
     )
-    (tmp_path / "broken_step.py").write_text("import no_such_module_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    entries = [
-        EntryPoint("mine", "outside_step:Mine", "fedrec.step"),
-        EntryPoint("broken", "broken_step:Step", "fedrec.step"),
-    ]
-    monkeypatch.setattr(
-        registry,
-        "entry_points",
-        lambda group: [entry for entry in entries if entry.group == group],
-        raising=True,
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_built_in_resolves_to_the_class_with_its_name(kind):
-    assert builtin_names(kind)
-    for name in builtin_names(kind):
-        found = resolve(kind, name)
-        assert vars(found)["name"] == name and ours(kind, found)
-
-
-def test_a_broken_plug_in_is_named_and_the_rest_works(plugins):
-    found = dict(available(STEP))
-    assert found["sgd"] is Sgd and found["mine"].__name__ == "Mine"
-    error = found["broken"]
-    assert isinstance(error, ExperimentError) and "'broken_step'" in error.problem
-    assert error.got == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
+    mine = EntryPoint("mine", "outside_step:Mine", "fedrec.step")
+    found = lambda group: [mine] if group == mine.group else []  # noqa: E731
+    monkeypatch.setattr(registry, "entry_points", found)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +154,6 @@ def test_the_components_of_a_module_are_its_classes_with_a_name(home, path, insi
     kind = home({path: TWO}, inside)
     module = f"{kind.home.partition('.')[0]}.{path.removesuffix('.py').replace('/', '.')}"
     assert builtin_names(kind) == ["first", "second"] and module not in sys.modules
-    assert file_of(kind, "first").endswith(path)
     for name in ("first", "second"):
         found = resolve(kind, name)
         assert found.__name__.lower() == name and found.__module__ == module and ours(kind, found)
@@ -270,14 +241,10 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
     ("step", "fedrap"): {"experiment": {"model": {"name": "fedrap", "embedding": 4}}},
     ("step", "sgd-profile"): {"experiment": PROFILED},
-    ("model", "gpfedrec"): {"settings": {"embedding": 4, "hidden": [6, 3]}},
     ("step", "gpfedrec"): {"experiment": GUIDED},
     ("strategy", "gpfedrec"): {"experiment": GUIDED},
-    ("model", "fedgnn"): {"settings": {"embedding": 4}},
     ("step", "fedgnn"): {"experiment": GRAPH},
     ("strategy", "fedgnn"): {"experiment": GRAPH},
-    ("model", "neumf"): {"settings": {"factors": 4, "tower": [6, 3]}},
-    ("step", "maml"): {"settings": {"epochs": 1}},
     ("step", "contrastive"): SESSIONS,
     ("step", "joint"): SESSIONS,
     ("strategy", "fcf"): {"experiment": IALS},
@@ -417,15 +384,3 @@ for kind, name, contract in built_ins():
     made = type(title, bases, {"component": name, "__module__": __name__, **needs})
     globals()[title] = marked(kind, name, made)
 del kind, name, contract, made
-
-
-READERS = [name for name in builtin_names(DATASET) if resolve(DATASET, name).source is not None]
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_missing_raw_data_are_named(name, tmp_path):
-    gone = tmp_path / "gone"
-    with pytest.raises(DataError, match=str(gone)):
-        resolve(DATASET, name)(
-            name, component_settings(DATASET, Section(name=name, path=str(gone)))
-        ).read()

@@ -160,8 +160,8 @@ def _pools():
     [
         (["ease", "ease"], "duplicate baseline 'ease'", "label"),
         ([GRAM, {**GRAM, "label": "dp-gram"}], "duplicate baseline 'dp-gram'", "label"),
-        ([{**GRAM, "label": "a/b"}], "invalid label", "label"),
-        ([{**GRAM, "label": ".."}], "invalid label", "label"),
+        ([{**GRAM, "label": "a/b"}], "wrong value for 'baselines.dp-gram.label'", "label"),
+        ([{**GRAM, "label": ".."}], "wrong value for 'baselines.dp-gram.label'", "label"),
         ([{**GRAM, "label": "x", "item": 3}], "unknown key 'baselines.x.item'", "items"),
         ([{"name": "dp-gam", "label": "x"}], "unknown baseline 'dp-gam'", "dp-gram"),
     ],

@@ -320,12 +320,7 @@ FEDREC_ATTACK = {
     "model": {"name": "mf", "factors": 32, "biases": False, "init-std": 0.01},
     # their loss is a sum over about 200 rows, ours a mean
     "step": {**STEP, "learning-rate": 0.01, "negatives": 1, "rates": {"*": 200.0}},
-    "adversary": {
-        "attack": "fedrec-attack",
-        "share": 0.05,
-        "target-choice": "random",
-        "public-share": 0.01,
-    },
+    "adversary": {"attack": "fedrec-attack", "share": 0.05, "public-share": 0.01},
 }
 A_HUM = {
     **PUBLISHED_LOGS_BASE,
@@ -340,7 +335,6 @@ A_HUM = {
     "adversary": {
         "attack": "a-hum",
         "share": 0.001,
-        "target-items": ["1805"],  # as they choose it, with the fewest rows in both files
     },
 }  # fmt: skip
 
@@ -407,7 +401,6 @@ MEANS = (
 ADD_REMOVE = "privacy.adjacency=add-remove"
 SPLITS = [
     "{name='ratio'}",
-    "{name='ratio', order='temporal'}",
     "{name='kfold', fold=2, validation=0.2}",
     "{name='leave-one-out'}",
     "{name='leave-one-out', order='random'}",

@@ -133,17 +133,13 @@ class MovieLens1M(_MovieLens):
         licence=_LICENCE,
         files=("ratings.dat", "users.dat", "movies.dat"),
         extras=("README",),
-        archives=(
-            Archive(
-                url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
-                size=5_917_549,
-                sha256="a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
-            ),
+        archive=Archive(
+            url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
+            size=5_917_549,
+            sha256="a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
         ),
-        users=6_040,
-        items=3_706,
         rows=1_000_209,
-        fingerprints=("5b75cd00c6c0484a1135c0f59b5ef3667177635a4c1e989b770a1d8b7906e43f",),
+        fingerprint="5b75cd00c6c0484a1135c0f59b5ef3667177635a4c1e989b770a1d8b7906e43f",
     )
 
     ratings = TableLayout(_STARS, separator="::")
@@ -211,17 +207,13 @@ class MovieLens100K(_MovieLens):
         licence=_LICENCE,
         files=("u.data", "u.user", "u.item"),
         extras=("README", "u[1-5].base", "u[1-5].test"),
-        archives=(
-            Archive(
-                url="https://files.grouplens.org/datasets/movielens/ml-100k.zip",
-                size=4_924_029,
-                sha256="50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
-            ),
+        archive=Archive(
+            url="https://files.grouplens.org/datasets/movielens/ml-100k.zip",
+            size=4_924_029,
+            sha256="50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
         ),
-        users=943,
-        items=1_682,
         rows=100_000,
-        fingerprints=("33caa63b1f96eb36dbe5d712b44ef39aa3ba8252027c98507131ca06498f48fd",),
+        fingerprint="33caa63b1f96eb36dbe5d712b44ef39aa3ba8252027c98507131ca06498f48fd",
     )
 
     ratings = TableLayout(_STARS)
@@ -267,15 +259,11 @@ class MovieLens20M(_MovieLens):
         licence=_LICENCE,
         files=("ratings.csv", "movies.csv"),
         extras=("README.txt",),
-        archives=(
-            Archive(
-                url="https://files.grouplens.org/datasets/movielens/ml-20m.zip",
-                size=198_702_078,
-                sha256="96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3",
-            ),
+        archive=Archive(
+            url="https://files.grouplens.org/datasets/movielens/ml-20m.zip",
+            size=198_702_078,
+            sha256="96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3",
         ),
-        users=138_493,
-        items=26_744,
         rows=20_000_263,
     )
 
@@ -313,7 +301,7 @@ class _PublishedPairs(Reader):
         rows = replace(rows, published_test=np.arange(len(rows)) >= split)
         if self.config.verify:  # moving pairs between the files leaves their union unchanged
             count, fingerprint = self.train
-            alone = replace(self.source, rows=count, fingerprints=(fingerprint,))
+            alone = replace(self.source, rows=count, fingerprint=fingerprint)
             alone.check(rows.with_rows(slice(split)))
         return rows
 
@@ -348,10 +336,8 @@ class Gowalla(_PublishedPairs):
             " the paper"
         ),
         files=("train.txt", "test.txt"),
-        users=29_858,
-        items=40_981,
         rows=1_027_370,
-        fingerprints=("e747d1fbcd694b9a04bcab83a20e4c6f0392254f692f11171f9b13313c05bbf2",),
+        fingerprint="e747d1fbcd694b9a04bcab83a20e4c6f0392254f692f11171f9b13313c05bbf2",
     )
     train = (810_128, "55a126701da3607f7ae5bfa45ca00d0786f9c8106783579b6db56a20a9a63d7d")
 
@@ -410,16 +396,11 @@ class Frappe(Reader):
     )
     source = DatasetSource(
         page="https://www.baltrunas.info/context-aware/frappe",
-        licence=(
-            "research use with acknowledgement; no redistribution, no commercial use without"
-            " permission"
-        ),
+        licence=_LICENCE,
         files=("frappe.csv",),
         extras=("meta.csv", "README.txt"),
-        users=957,
-        items=4_082,
         rows=96_203,
-        fingerprints=("b23699fb46d8614269915466ff38cfdfe67d9fb42b04b74e6e3c695ee574e770",),
+        fingerprint="b23699fb46d8614269915466ff38cfdfe67d9fb42b04b74e6e3c695ee574e770",
     )
 
     def read(self) -> Interactions:
@@ -480,8 +461,6 @@ class Netflix(Reader):
         ),
         files=(),
         extras=("training_set/mv_*.txt", "combined_data_*.txt"),
-        users=480_189,
-        items=17_770,
         rows=100_480_507,
     )
 
@@ -565,10 +544,8 @@ class AmazonVideo(Reader):
         page="https://github.com/Zhangcx19/IJCAI-23-PFedRec",
         licence="research use",
         files=("ratings.dat",),
-        users=8_072,
-        items=11_830,
         rows=63_836,
-        fingerprints=("d696bd35b6e61009c89bb9350e1f17b46d1033275e0f77caa766a13be041b3ed",),
+        fingerprint="d696bd35b6e61009c89bb9350e1f17b46d1033275e0f77caa766a13be041b3ed",
     )
 
     features = FeatureNames()
@@ -605,10 +582,8 @@ class AmazonUpc(_PublishedPairs):
         ),
         files=("train.csv", "test.csv"),
         folder="office",
-        users=4_874,
-        items=2_406,
         rows=52_957,
-        fingerprints=("09098895a87d69485c1fb544dd0a168a29a74aca745c4d23ca3a3896ff355d84",),
+        fingerprint="09098895a87d69485c1fb544dd0a168a29a74aca745c4d23ca3a3896ff355d84",
     )
     train = (37_027, "d217ddbd0bd4e228197e73db417e8b104eddec9118fc5fcc58f6b8bb4c2e0a6d")
 
@@ -637,10 +612,8 @@ class Beauty(Reader):
         page="https://github.com/FeiSun/BERT4Rec",
         licence="research use",
         files=("beauty.txt",),
-        users=40_226,
-        items=54_542,
         rows=353_962,
-        fingerprints=("aa68e59cd682fc6c53a5c15e610f861b3857bd50de786bff1554b4359b041a76",),
+        fingerprint="aa68e59cd682fc6c53a5c15e610f861b3857bd50de786bff1554b4359b041a76",
     )
 
     features = FeatureNames()

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ from fedrec.data.interactions import (
     labelled,
 )
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.tables import Columns, TableLayout, columns_of, read_table, table_start
+from fedrec.data.tables import Columns, OwnLayout, columns_of, read_table, table_start
 from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
@@ -211,6 +211,11 @@ class TableConfig(ReaderConfig):
     """Names of columns of these tables that hold a text, such as a title, instead of a category."""
 
     @property
+    def names(self) -> Literal["first line", "positions"]:
+        """Where the names of the columns come from."""
+        return "first line" if self.header else "positions"
+
+    @property
     def columns(self) -> dict[str, str]:
         """Name of the column of each role that there is."""
         return {role: name for role in ROLES if (name := getattr(self, role)) is not None}
@@ -285,7 +290,7 @@ class Table(Reader):
             raise DataError("dataset.path is missing", fix="set dataset.path to your table")
         return self.folder()
 
-    def _layout(self) -> TableLayout:
+    def _layout(self) -> OwnLayout:
         """The layout of the main table, without texts of additional ones."""
         config = self.config
         settings: dict[str, str] = {}
@@ -307,9 +312,7 @@ class Table(Reader):
             settings |= {name: f"dataset.{key}" for name in names if name not in self._extras}
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
-        return TableLayout.own(
-            columns, settings=settings, separator=config.separator, header=config.header
-        )
+        return OwnLayout(columns, settings, config.separator, config.names)
 
     @property
     def _extras(self) -> dict[str, Path]:
@@ -321,7 +324,7 @@ class Table(Reader):
 
     def _columns(self, names: Sequence[str]) -> list[str]:
         """Names of columns, in place of a name of an additional table those of its columns."""
-        layout = TableLayout.own({}, separator=self.config.separator)
+        layout = OwnLayout({}, separator=self.config.separator)
         extras = self._extras
         columns = (table_start(extras[n], layout).names if n in extras else [n] for n in names)
         return [column for some in columns for column in some]
@@ -338,10 +341,7 @@ class Table(Reader):
                 continue
             columns = dict.fromkeys([key, *self._columns([name])], str)
             settings = {key: "the column of ids"}
-            separator = self.config.separator
-            extra = read_table(
-                path, TableLayout.own(columns, settings=settings, separator=separator)
-            )
+            extra = read_table(path, OwnLayout(columns, settings, self.config.separator))
             index = pd.Index(ids.astype(str)).get_indexer(
                 pd.Index(ids_of(extra[key], path).astype(str))
             )

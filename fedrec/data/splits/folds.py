@@ -102,10 +102,9 @@ class KfoldConfig(Config):
     """Number of folds, at least 2."""
     fold: int = Field(1, ge=1)
     """Which fold is tested, from 1 to `folds`."""
-    shipped: bool = False
-    """Use the published folds of MovieLens-100K instead of random ones."""
     folder: Path | None = None
-    """Folder with the published fold files (u1.test to u5.test); required if `shipped` is true."""
+    """Folder with the published folds of MovieLens-100K (u1.test to u5.test); default: the folds
+    are random."""
     validation: float = Field(0.0, ge=0, lt=1)
     """Share of the other folds' rows that is held out for validation, drawn row by row."""
 
@@ -113,8 +112,8 @@ class KfoldConfig(Config):
     def _fits_together(self) -> Self:
         if self.fold > self.folds:
             raise ValueError(f"fold from 1 to folds = {self.folds}")
-        if self.shipped and (self.folder is None or self.folds != _SHIPPED_FOLDS):
-            raise ValueError(f"a folder, and folds = {_SHIPPED_FOLDS}, when shipped = true")
+        if self.folder is not None and self.folds != _SHIPPED_FOLDS:
+            raise ValueError(f"folds = {_SHIPPED_FOLDS} with a folder of published ones")
         return self
 
 
@@ -144,13 +143,12 @@ class Kfold(Split):
 
     def _tested(self, interactions: Interactions) -> np.ndarray:
         """Mask `bool [rows]` of the rows in the tested fold."""
-        if not self.config.shipped:
+        if self.config.folder is None:
             # The numbers do not depend on the fold, so that each row is in one of them.
             numbers = row_numbers(interactions, self.seed, "split", ROWS)
             return numbers * self.config.folds >> 32 == self.config.fold - 1
         test = np.zeros(len(interactions), dtype=bool)
-        folder = self.config.folder or Path()
-        test[_read_test_fold(folder, self.config.fold, interactions)] = True
+        test[_read_test_fold(self.config.folder, self.config.fold, interactions)] = True
         return test
 
 
@@ -168,7 +166,7 @@ def _read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.n
     """
     path = folder / f"u{fold}.test"
     if not path.is_file():
-        fix = "use the dataset's folder with all its files, or set split.shipped = false"
+        fix = "use the dataset's folder with all its files, or leave out split.folder"
         raise missing_file(f"the file of fold {fold}", path, fix)
     check_complete_lines(path)
     pairs = read_table(path, _FOLD)

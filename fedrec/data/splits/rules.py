@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.components.registry import SPLIT
-from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
+from fedrec.components.sections import Section, component_errors, component_of
 from fedrec.config import Config
 from fedrec.data.client_data import (
     hashed_shares,
@@ -151,7 +151,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
 
     Raises:
         DataError: the interactions lack what the split needs.
-        ComponentError: the split failed, or returned something else.
+        ComponentError: the split failed, or returned no partition.
     """
     split: Split = component_of(SPLIT, section, seed)
     users = interactions.users
@@ -159,9 +159,6 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
     pairs = interactions.pairs
     with component_errors(SPLIT.name, type(split), "with these interactions"):
         partition = split.split(interactions)
-        if not isinstance(partition, Partition):
-            got = type(partition).__name__
-            refuse_wrong(SPLIT.name, type(split), "from split()", expected="a Partition", got=got)
         if partition.repeated_use or are_distinct(pairs):
             return partition
         # the earliest row of each pair. Independent of other users' repeats: without repeats, a
@@ -275,10 +272,13 @@ def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.n
 # (`validation-role`), but are never tested.
 
 
+_TEST_USERS = 0.2  # default share
+
+
 class UserHoldoutConfig(Config):
     """Settings of the split by users."""
 
-    test_users: float = Field(0.2, gt=0, lt=1)
+    test_users: float = Field(_TEST_USERS, gt=0, lt=1)
     """Share of test users, in (0, 1); their number is rounded. Without effect with `folds`."""
     folds: int | None = Field(None, ge=2)
     """Number of folds of users; seed s tests those of fold s modulo this number. The validation
@@ -306,8 +306,7 @@ class UserHoldoutConfig(Config):
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
-        default = type(self).model_fields["test_users"].default
-        if self.folds is not None and self.test_users != default:
+        if self.folds is not None and self.test_users != _TEST_USERS:
             raise ValueError("test-users or folds, not both: a fold is all test users of a seed")
         if self.test_users + self.validation_users >= 1:
             raise ValueError("test-users + validation-users below 1")
@@ -375,19 +374,15 @@ class UserHoldout(Split):
         """
         config = self.config
         seed = 0 if config.folds else self.seed
-        default = type(config).model_fields["test_users"].default
+        shares = (config.test_users, config.validation_users, _TEST_USERS)
         if config.stream == "client":
             most: float = 1.0
             key = hashed_shares(interactions.user_ids, seed, "split", USERS)[present]
-            tests = config.test_users
-            validations = config.validation_users
         else:
             most = len(present)
             key = np.argsort(stream(seed, "split", USERS).permutation(len(present)))
-            tests, validations, default = (
-                int(rounded(share * len(present)))
-                for share in (config.test_users, config.validation_users, default)
-            )
+            shares = [int(rounded(share * len(present))) for share in shares]
+        tests, validations, default = shares
         if config.folds is None:
             test = key < tests
             validation = ~test & (key < tests + validations)
@@ -505,12 +500,9 @@ class RatioConfig(Config):
     """Share of each user's rows for validation, in [0, 1)."""
     test: float = Field(default=0.1, ge=0, lt=1)
     """Share of each user's rows for testing, in [0, 1)."""
-    order: Order = "random"
-    """Order of the rows: "random", or "temporal" (training rows first, then validation, then
-    test)."""
     stream: Stream = "client"
-    """Source of a random order: "client" (drawn for each client, so that no client's rows change
-    the parts of others, as privacy needs), or "dataset" (one shuffle of all rows)."""
+    """Source of the random order of rows: "client" (drawn for each client, so that no client's
+    rows change the parts of others, as privacy needs), or "dataset" (one shuffle of all rows)."""
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> Self:
@@ -528,19 +520,14 @@ class Ratio(Split):
     config: RatioConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """Describe the dependence on one shuffle of all rows, with `stream = "dataset"` and a
-        random order."""
-        shuffled = self.config.order == "random" and self.config.stream == "dataset"
+        """Describe the dependence on one shuffle of all rows, with `stream = "dataset"`."""
+        shuffled = self.config.stream == "dataset"
         return "one shuffle of all rows (split.stream = 'dataset')" if shuffled else ""
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions; every user with a row is a training client.
-
-        Raises:
-            DataError: the order is temporal and the interactions have no times.
-        """
+        """Divide the interactions; every user with a row is a training client."""
         config = self.config
-        position, count = ordered(interactions, config.order, self.seed, config.stream)
+        position, count = ordered(interactions, "random", self.seed, config.stream)
         test_count = np.minimum(rounded(config.test * count), count - 1)
         validation_count = np.minimum(rounded(config.validation * count), count - 1 - test_count)
         from_end = count - 1 - position

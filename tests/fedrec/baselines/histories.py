@@ -61,6 +61,6 @@ def spent(system: PrivateBaseline, users: int) -> Report:
 def published_fold(fold):
     """MovieLens-100K, divided as in its file of a fold from 1 to 5."""
     folder = str(data_directory() / "ml-100k")
-    split = {"name": "kfold", "shipped": True, "fold": fold, "folder": folder}
+    split = {"name": "kfold", "fold": fold, "folder": folder}
     table = {"name": "x", "rounds": 1, "task": "rating", "dataset": {"name": "ml-100k"}}
     return Population.of(load({**table, "split": split}))

@@ -2,7 +2,6 @@
 """Interactions: features, negatives, weights by time, independence of users, and synthetic ones."""
 
 import dataclasses
-import itertools
 import tracemalloc
 from collections import Counter
 
@@ -177,7 +176,6 @@ BOTH, REPLACED = ("replace-one", "add-remove"), ("replace-one",)
 BY_CLIENT = {"stream": "client"}
 INDEPENDENT = [
     ("ratio", {}, BOTH),
-    ("ratio", {"order": "temporal", **BY_CLIENT}, BOTH),
     ("kfold", {"fold": 2, "validation": 0.2}, BOTH),
     ("leave-one-out", {}, BOTH),
     ("leave-one-out", {"order": "random"}, BOTH),
@@ -358,14 +356,6 @@ def default():
     return reader().read()
 
 
-def explained_share(features, factors) -> float:
-    """Share of the variance of `factors` that a linear model on the one-hot features explains."""
-    columns = (f.padded()[:, [0]] == np.arange(len(f.categories)) for f in features)
-    design = np.concatenate([*columns], axis=1).astype(float)
-    fit = design @ np.linalg.lstsq(design, factors, rcond=None)[0]
-    return 1 - np.square(factors - fit).sum() / np.square(factors - factors.mean(0)).sum()
-
-
 def test_shape(default):
     counts = np.bincount(default.users, minlength=600)
     assert (default.num_users, default.num_items) == (600, 400)
@@ -388,18 +378,6 @@ def test_truth_is_that_of_the_data(default):
     assert np.corrcoef(affinity, default.ratings)[0, 1] > 0.85
     anything = truth.affinity(default.users, np.random.default_rng(0).permutation(default.items))
     assert affinity.mean() > anything.mean() + 0.5
-
-
-def test_without_noise_ratings_are_steps_of_the_affinity():
-    found = reader(noise=0.0).read()
-    affinity = Truth.of(600, 400).affinity(found.users, found.items)
-    for lower, upper in itertools.pairwise(range(1, 6)):
-        assert affinity[found.ratings == lower].max() <= affinity[found.ratings == upper].min()
-
-
-def test_demographics_explain_their_share():
-    truth = Truth.of(5000, 400)
-    assert explained_share(truth.user_features, truth.user_factors) == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.slow

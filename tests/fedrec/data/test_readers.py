@@ -6,7 +6,6 @@ import datetime
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -280,12 +279,6 @@ def copied(name, folder):
     return shutil.copytree(reader(name).folder(), folder, dirs_exist_ok=True, ignore=ignored)
 
 
-def replace_line(path: Path, number: int, change):
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[number] = change(lines[number])
-    path.write_bytes(b"".join(lines))
-
-
 @pytest.mark.real_data
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -308,7 +301,7 @@ def test_published_data_are_accepted(name, rows, users, items):
 @pytest.mark.real_data
 def test_shipped_folds_cover_ml_100k_once():
     data = reader("ml-100k").read()
-    of_all = {"shipped": True, "folder": data_directory() / "ml-100k"}
+    of_all = {"folder": data_directory() / "ml-100k"}
     splits = (Kfold(Kfold.Config(fold=fold, **of_all), 0) for fold in range(1, 6))
     folds = [split.split(data).test_rows for split in splits]
     assert [len(fold) for fold in folds] == [20_000] * 5
@@ -329,6 +322,10 @@ INJECTED = b"".join(b"0\t%d\t4\t881250949\n" % item for item in range(1, 8))
             lambda data: b"".join(data.splitlines(keepends=True)[:50_440]),
             *("1,000,209 rows", "50,440 rows"),
         ),
+        (
+            *("ml-100k", "u.data", lambda data: data.replace(b"\t3\t", b"\t4\t", 1)),
+            *("fingerprint 33caa63b", "fingerprint "),
+        ),
     ],
 )
 def test_damaged_copies_that_circulate_are_refused(tmp_path, name, file, change, expected, got):
@@ -337,27 +334,8 @@ def test_damaged_copies_that_circulate_are_refused(tmp_path, name, file, change,
     with pytest.raises(DataError) as caught:
         reader(name, path=tmp_path).read()
     assert expected in caught.value.expected and got in caught.value.got
-
-
-@pytest.mark.real_data
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "file", "number", "old", "new"),
-    [
-        ("ml-100k", "u.data", 0, b"\t3\t", b"\t4\t"),
-        ("ml-1m", "ratings.dat", 0, b"::5::", b"::4::"),
-        ("frappe", "frappe.csv", 2, b"1\t1\t7\t", b"1\t1\t8\t"),
-        ("amazon-upc", "train.csv", 1, b"0,0,", b"1,0,"),
-        ("gowalla", "train.txt", 0, b"0 0 1 ", b"0 0 0 "),
-    ],
-)
-def test_one_changed_value_is_refused(tmp_path, name, file, number, old, new):
-    folder = copied(name, tmp_path)
-    replace_line(folder / file, number, lambda line: line.replace(old, new, 1))
-    with pytest.raises(DataError, match="was changed") as caught:
-        reader(name, path=folder).read()
-    assert caught.value.expected.startswith("fingerprint ")
-    assert reader(name, path=folder, verify=False).read() is not None
+    if "fingerprint" in expected:
+        assert reader(name, path=tmp_path, verify=False).read() is not None
 
 
 @pytest.mark.real_data

@@ -12,6 +12,7 @@ import pytest
 from fedrec.data.interactions import band, index_rows, known_labels, labelled
 from fedrec.data.readers.table import Table, times_of
 from fedrec.errors import DataError
+from tests.fedrec.data.test_readers import label
 
 CSV = "who,what,stars,when,city,kind\nu2,x,5,10,Rome,a\nu1,y,2.5,20,,b\nu2,y,1,30,Rome,b\n"
 SECOND = 10**9  # nanoseconds
@@ -26,10 +27,6 @@ def write(tmp_path, text, name="table.csv"):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def label(feature, row):
-    return [feature.categories[code] for code in feature.padded()[row] if code >= 0]
 
 
 def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_path):
