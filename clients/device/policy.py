@@ -79,7 +79,7 @@ _OURS = ("fedrec", "clients")
 _EPSILON_WITH_LEAST_NOISE = 20.0
 MOST = {"epochs": 1000, "negatives": 1000}
 """Largest number of epochs of a client in a round, and of negatives per positive."""
-SIMULATED = ("adversary", "devices", "perturb")
+SIMULATED = ("adversary", "compression", "devices", "perturb")
 """Sections of an experiment that only simulations have."""
 _FLOWERS = "flwr.serverapp.strategy:"
 _ROUNDING = 1e-9
@@ -212,8 +212,6 @@ class Policy(Config):
         yield "split", registry.SPLIT, experiment.split
         yield "step", registry.STEP, experiment.step
         yield "evaluation.fine-tune", registry.STEP, experiment.fine_tune_step()
-        if experiment.compression is not None:
-            yield "compression", registry.COMPRESSION, experiment.compression
         if experiment.privacy is not None:
             chosen = experiment.privacy.mechanism
             table = {"name": chosen} if isinstance(chosen, str) else chosen

@@ -26,7 +26,7 @@ from fedrec.errors import RefusalError
 from fedrec.privacy.clipping import Protection
 from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
-from fedrec.protocol.updates import Change, ClientArrays, SparseUpdate, network_bytes
+from fedrec.protocol.updates import Change, ClientArrays, SparseUpdate
 from fedrec.runtime.files import MOST_TEXT, parse_json
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 
@@ -125,19 +125,6 @@ class ItemQuery:
 
 
 @dataclass(frozen=True, eq=False)
-class SentUpdate:
-    """A client's compressed update.
-
-    Attributes:
-        payloads: arrays sent for each parameter, by name.
-        share: factor of the update in the sum.
-    """
-
-    payloads: Mapping[str, Mapping[str, np.ndarray]]
-    share: float = 1.0
-
-
-@dataclass(frozen=True, eq=False)
 class TrainSum:
     """A node's sum over the clients that it trained.
 
@@ -151,8 +138,6 @@ class TrainSum:
         losses: number of clients with training examples.
         sent: bytes that its clients would send, each as a separate device (`compact`); 0 if not
             reported.
-        updates: the compressed updates, which are sent in place of their sum if they are shorter;
-            None: the sum is sent.
     """
 
     total: dict[str, Change]
@@ -162,7 +147,6 @@ class TrainSum:
     loss: float
     losses: int
     sent: int = 0
-    updates: Sequence[SentUpdate] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +235,6 @@ SECURE_UNMASK = "query.secure_unmask"
 _ROWS = "#rows"
 _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
-_SHARES = "shares"  # factors of compressed updates, sent in place of their sum
 _SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
 _MOST_PROOF = 8192  # bytes
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
@@ -470,61 +453,14 @@ def pack_sum(reply: TrainSum) -> RecordDict:
         for name, change in reply.total.items()
         for key, array in _change_arrays(name, change).items()
     }
-    if reply.updates:
-        compressed = _updates_as_arrays(reply.updates)
-        if network_bytes(compressed) < network_bytes(arrays):
-            arrays = compressed
-            metrics[_SHARES] = [float(update.share) for update in reply.updates]
     return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
 
 
 def unpack_sum(content: RecordDict) -> TrainSum:
-    """Unpack a node's sum of updates, or its compressed updates."""
+    """Unpack a node's sum of updates."""
     metrics: Any = content[METRICS]
-    arrays = read_arrays(content)
     numbers: Any = {name: kind(metrics[key]) for name, (key, kind) in _SUM_METRICS.items()}
-    if _SHARES in metrics:
-        return TrainSum(
-            total={}, updates=_arrays_as_updates(arrays, list(metrics[_SHARES])), **numbers
-        )
-    return TrainSum(total=_changes(arrays), **numbers)
-
-
-# The compressed updates of a node's clients as named arrays of a message.
-
-_OF = "#"
-
-
-def _updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
-    """Flatten compressed updates to arrays named by client index, parameter and array."""
-    return {
-        _OF.join((str(index), name, key)): array
-        for index, update in enumerate(updates)
-        for name, payload in update.payloads.items()
-        for key, array in payload.items()
-    }
-
-
-def _arrays_as_updates(
-    arrays: Mapping[str, np.ndarray], shares: Sequence[float]
-) -> list[SentUpdate]:
-    """Invert `_updates_as_arrays`, on untrusted input.
-
-    Args:
-        arrays: the arrays.
-        shares: factor of each client's update.
-
-    Raises:
-        ValueError: an array has an unknown client index.
-    """
-    payloads: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
-    for label, array in arrays.items():
-        index, of_client = label.split(_OF, 1)
-        name, key = of_client.rsplit(_OF, 1)
-        if not index.isdecimal() or int(index) >= len(payloads):
-            raise ValueError(f"unknown client index {index!r}, of {len(payloads)} clients")
-        payloads[int(index)].setdefault(name, {})[key] = array
-    return [SentUpdate(*pair) for pair in zip(payloads, shares, strict=True)]
+    return TrainSum(total=_changes(read_arrays(content)), **numbers)
 
 
 def pack_each(reply: TrainEach) -> RecordDict:

@@ -63,7 +63,7 @@ class DeployedFederation(Federation):
         )
         super().__init__(experiment, grid)
         self._deployed = grid
-        self.validator = ReplyValidator(self.dropped, experiment)
+        self.validator = ReplyValidator(self.dropped)
 
     def refresh_roster(self) -> bool:
         """Look for new nodes; returns True if `roster` has changed."""
@@ -120,11 +120,12 @@ class DeployedFederation(Federation):
 
 def _check_simulated(experiment: Experiment) -> None:
     """Check that the experiment has no table for simulated devices."""
-    for name in ("devices", "asynchronous"):
+    for name in ("compression", "devices", "asynchronous"):
         if getattr(experiment, name) is not None:
+            instead = "; [closing] with a deadline does not wait for slow devices"
             raise ExperimentError(
                 f"[{name}] applies only to simulated devices, and these nodes are real",
-                fix="leave it out; [closing] with a deadline does not wait for slow devices",
+                fix="leave it out" + ("" if name == "compression" else instead),
             )
 
 

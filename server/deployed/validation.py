@@ -16,17 +16,14 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
 
-from fedrec.compression.codec import Codec, clip_factor
 from fedrec.evaluation.tables import ROWS
-from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import (
-    SentUpdate,
     TrainEach,
     TrainOrder,
     TrainSum,
@@ -38,16 +35,7 @@ from fedrec.protocol.messages import (
     unpack_order,
     unpack_sum,
 )
-from fedrec.protocol.updates import (
-    Change,
-    ClientArrays,
-    SparseUpdate,
-    added,
-    dense_change,
-    network_bytes,
-    numbers_in,
-    scaled,
-)
+from fedrec.protocol.updates import Change, ClientArrays, SparseUpdate, numbers_in, scaled
 from fedrec.secure.vector import shapes_of, vector_bytes
 from server.nodes import DroppedReplies
 from strategies.dp import is_change
@@ -112,13 +100,9 @@ class ReplyValidator:
 
     Args:
         dropped: records rejected and scaled replies.
-        experiment: defines the nodes' compression; None: they send sums.
     """
 
-    def __init__(
-        self, dropped: DroppedReplies | None = None, experiment: Experiment | None = None
-    ) -> None:
-        self._experiment = experiment
+    def __init__(self, dropped: DroppedReplies | None = None) -> None:
         self._dropped = dropped or DroppedReplies()
         # by step, as updates of different phases are not comparable
         self._earlier = defaultdict[tuple[str, str], deque[float]](
@@ -155,8 +139,7 @@ class ReplyValidator:
         return [answer.message for answer in good.values()]
 
     def _valid(self, message: Message, order: TrainOrder, theta: Theta) -> Reply:
-        """Read a reply; compressed updates are replaced in it by their sum, and invalid clients are
-        removed.
+        """Read a reply, from which invalid clients are removed.
 
         Raises:
             ValueError: the reply does not match the order.
@@ -173,11 +156,6 @@ class ReplyValidator:
             message.content = pack_each(each)
             return each
         reply = unpack_sum(message.content)
-        codec = None if self._experiment is None else Codec.of(self._experiment, order.round)
-        if codec is not None and reply.updates is not None:
-            sent = network_bytes(read_arrays(message.content))
-            reply = replace(_decompressed(reply, codec, order, theta), sent=sent)
-            message.content = pack_sum(reply)
         _check_sum(reply, order, theta)
         return reply
 
@@ -404,59 +382,6 @@ def _squares_of_each(updates: ClientArrays) -> np.ndarray:
         each = np.square(value.reshape(len(value), -1), dtype=np.float64).sum(axis=1)
         total += np.bincount(updates.requests.owners, each, clients)
     return total
-
-
-# Sums of the compressed updates that real nodes send.
-
-
-def _decompressed(reply: TrainSum, codec: Codec, order: TrainOrder, theta: Theta) -> TrainSum:
-    """Replace the compressed updates in a reply, which is untrusted input, by their sum. Updates
-    are clipped here too, if the node has not.
-
-    Raises:
-        ValueError: it cannot be decoded, has more clients than requested, or other weights.
-        Exception: an array is malformed.
-    """
-    updates = reply.updates or ()
-    asked = 0 if order.clients is None else len(order.clients)
-    if len(updates) > asked:
-        raise ValueError(f"updates of {len(updates)} clients, but {asked} were requested")
-    shares = [update.share for update in updates]
-    weighted = order.protection is None and order.weighting == "examples"
-    if weighted and not (min(shares, default=0.0) >= 0 and sum(shares) <= reply.weight):
-        raise ValueError("weights of updates do not match those of the clients")
-    if not weighted and any(share != 1 for share in shares):
-        raise ValueError("weights of updates are not uniform")
-    names = list(theta) if order.protection is None else order.protection.names
-    tables = {name: theta[name] for name in names}
-    decoded = [_decoded(codec, update, order, tables) for update in updates]
-    total = {
-        name: _sum([update[name] for update in decoded if name in update], table)
-        for name, table in tables.items()
-    }
-    return replace(reply, total=total, updates=None)
-
-
-def _decoded(codec: Codec, sent: SentUpdate, order: TrainOrder, theta: Theta) -> dict[str, Change]:
-    strange = set(sent.payloads) - set(theta)
-    if strange:
-        raise ValueError(f"unknown parameters {sorted(strange)[:3]}")
-    update = codec.decoded(sent.payloads, {name: value.shape for name, value in theta.items()})
-    _check_changes(update, theta)
-    factor = sent.share
-    if order.protection is not None:
-        factor *= clip_factor(update, order.protection.clip)
-    return scaled(update, factor)
-
-
-def _sum(changes: Sequence[Change], table: np.ndarray) -> Change:
-    """Sum of changes of a table `[...]`, in its type; sparse if less than half of it changed."""
-    if not changes:
-        return np.zeros_like(table)
-    total = reduce(partial(added, table=table), changes)
-    if isinstance(total, SparseUpdate) and 2 * len(total.rows) < len(table):
-        return replace(total, values=total.values.astype(table.dtype))
-    return dense_change(total, table).astype(table.dtype)
 
 
 # Metrics.

@@ -138,6 +138,7 @@ TOO_MUCH = "is above this node's limit"
 SIMULATED = "is only for simulations"
 EXPERIMENTS = {
     "devices={}": SIMULATED,
+    "compression={name='rounding'}": SIMULATED,
     "perturb={name='targeted', attribute='gender', epsilon=1.0}": SIMULATED,
     "adversary={attack={name='explicit-boosting'}}": SIMULATED,
     PRIORS % "glove:SECRET/words": NAMES_FILE,

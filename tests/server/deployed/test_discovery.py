@@ -393,7 +393,6 @@ def test_noise_that_depends_on_claims_takes_a_registered_maximum(load_tiny, plac
 # Rounds of real nodes that close before all have answered, over a fake of Flower's grid with a
 # clock.
 
-BUFFERED = "asynchronous={concurrency=12}"
 THETA = {"w": np.zeros(2, dtype=np.float32)}
 
 
@@ -482,10 +481,13 @@ def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation)
     assert a_round(found) == [1] and 100 <= nodes.now < 104
 
 
-@pytest.mark.parametrize("table", ["devices", "asynchronous"])
-def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
+@pytest.mark.parametrize(
+    ("table", "settings"),
+    [("devices", "{}"), ("asynchronous", "{concurrency=12}"), ("compression", "{name='top-k'}")],
+)
+def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table, settings):
     """Before the server waits for a node."""
-    run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
+    run = SimpleNamespace(experiment=load_tiny(f"{table}={settings}"))
     with pytest.raises(ExperimentError, match=rf"\[{table}\] applies only to simulated devices"):
         DeployedFederation(run, DeployedGrid(Nodes({})))
 
