@@ -107,10 +107,7 @@ class DeviceNode(Node):
                 got=f"a different experiment for run {run}",
                 fix="start a new run",
             )
-        partition = self.policy.partition_id
-        super().__init__(
-            experiment, self.memory.place() if partition is None else partition, 1, None
-        )
+        super().__init__(experiment, 0, 1, None)
         self.run = run
         self._join = files.get("join")
         self.data = files["data"]
@@ -149,18 +146,6 @@ class DeviceNode(Node):
     @cached_property
     def evaluated(self) -> np.ndarray:
         return self.population.evaluated_clients(self.experiment.evaluation.held_out)
-
-    @property
-    def validated(self) -> np.ndarray | None:
-        return None
-
-    @property
-    def work(self) -> np.ndarray | None:
-        return None
-
-    @property
-    def paths(self) -> dict[str, str]:
-        return {}
 
     @cached_property
     def noise(self) -> NoiseSource:

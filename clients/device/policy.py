@@ -101,8 +101,6 @@ class Policy(Config):
     fit the user."""
     plugins: str = Field(default="", pattern=r"^[\w., -]*$")
     """Packages other than fedrec whose components may run here, separated by commas."""
-    partition_id: int | None = Field(default=None, ge=0)
-    """Index of the node among the nodes; default: a random number of its own."""
     numbers: bool = False
     """Whether the names in the data file are the users' numbers, which then are not secret."""
     least_nodes: int = Field(default=0, ge=0)

@@ -55,11 +55,7 @@ def _read_roster(file: Path) -> dict[int, Presence]:
     with reading(file, expected, fix), np.load(file, allow_pickle=False) as arrays:
         nodes = dict.fromkeys(name.partition("/")[0] for name in arrays)
         return {
-            int(node): Presence(
-                int(arrays[f"{node}/partition"]),
-                _clean(arrays[f"{node}/training"]),
-                _clean(arrays[f"{node}/evaluated"]),
-            )
+            int(node): _hosted(arrays[f"{node}/training"], arrays[f"{node}/evaluated"])
             for node in nodes
         }
 
@@ -67,9 +63,9 @@ def _read_roster(file: Path) -> dict[int, Presence]:
 def _write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
     """Write the roster for `_read_roster`, readable by its owner only."""
     arrays = {
-        f"{node}/{name}": np.asarray(getattr(presence, name))
+        f"{node}/{name}": getattr(presence, name)
         for node, presence in nodes.items()
-        for name in ("partition", "training", "evaluated")
+        for name in ("training", "evaluated")
     }
     with open_atomically(file, mode=0o600) as opened:
         np.savez(opened, allow_pickle=False, **arrays)
@@ -117,11 +113,9 @@ class Discovery:
 
     @property
     def roster(self) -> Roster:
-        """All nodes seen so far, ordered by reported partition and id."""
-        ordered = sorted(self._known.items(), key=lambda pair: (pair[1].partition, pair[0]))
-        return Roster(
-            tuple(node for node, _ in ordered), tuple(presence for _, presence in ordered)
-        )
+        """All nodes seen so far, ordered by id."""
+        nodes = tuple(sorted(self._known))
+        return Roster(nodes, tuple(self._known[node] for node in nodes))
 
     def wait_for(self, nodes: int) -> Roster:
         """Wait until `nodes` nodes have joined, and return the roster.
@@ -212,8 +206,7 @@ class Discovery:
             ValueError: they are not ids, or too many.
         """
         unpacked = unpack_presence(content)
-        clients = _clean(unpacked.training), _clean(unpacked.evaluated)
-        presence = Presence(unpacked.partition, *clients)
+        presence = _hosted(unpacked.training, unpacked.evaluated)
         claimed = len(_ids([presence]))
         if claimed > self.most:
             raise ValueError(f"claims {claimed} clients, more than the {self.most} it may host")
@@ -240,8 +233,17 @@ class Discovery:
             training, evaluated = (
                 ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated)
             )
-            owned[node] = Presence(presence.partition, training, evaluated)
+            owned[node] = Presence(0, training, evaluated)
         return owned
+
+
+def _hosted(training: np.ndarray, evaluated: np.ndarray) -> Presence:
+    """The clients of a real node, whatever else it reports.
+
+    Raises:
+        ValueError: they are not ids.
+    """
+    return Presence(0, _clean(training), _clean(evaluated))
 
 
 def _clean(ids: np.ndarray) -> np.ndarray:

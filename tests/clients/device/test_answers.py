@@ -394,7 +394,7 @@ def real_node(load_tiny, tmp_path):
     def make(*overrides):
         experiment = load_tiny(*overrides)
         cut(experiment, [tmp_path])
-        node = own(experiment, tmp_path, partition_id=0, numbers=True)
+        node = own(experiment, tmp_path, numbers=True)
         return node, {name: start.numpy().copy() for name, start in node.initial().items()}
 
     return make

@@ -58,7 +58,7 @@ class Victim:
         self.folder = folder
         cut(experiment, [folder])
         files = {key: str(file) for key, file in files_of(folder).items()}
-        self.config = {**files, "numbers": True, "partition-id": 0, **settings}
+        self.config = {**files, "numbers": True, **settings}
         self.settings = experiment.table()
 
     def context(self, changes=None, **run):
@@ -477,7 +477,9 @@ def test_a_client_is_evaluated_ten_times_unless_its_owner_allows_more(victim):
 
 
 def node_evaluated(node):
-    return unpack_presence(node.ask("query.hello")).evaluated[0]
+    presence = unpack_presence(node.ask("query.hello"))
+    assert presence.work is None and not presence.paths and presence.validated is None
+    return presence.evaluated[0]
 
 
 def test_a_phase_is_not_asked_for_in_the_rounds_of_another(victim):
