@@ -25,8 +25,8 @@ from fedrec.runtime.files import MOST_JSON, parse_json
 from fedrec.runtime.shared_memory import SharedArray, is_shared, kept_open, private
 
 # Several arrays as one byte string: a table of contents, and the arrays' bytes. Flower requests
-# every array, and every piece of a large one, in a separate call. A round of a small model is then a
-# few hundred calls, which cost more than their content.
+# every array, and every piece of a large one, in a separate call. A round of a small model is then
+# a few hundred calls, which cost more than their content.
 
 
 class PackedArray(NamedTuple):

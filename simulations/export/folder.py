@@ -2,8 +2,7 @@
 """The folder of an exported model.
 
     model.onnx     the scoring of one user (`_Scoring`)
-    items.txt      line n: the data's id of item n, as a JSON text
-    scoring.json   conversion of a user's rows to the graph's inputs
+    scoring.json   the data's id of each item, and how a user's rows become inputs of the graph
     score.py       a script that scores rows with only numpy and onnxruntime
     user.npz       with a user: private parameters, and codes of features
     rows.csv       with a user: the rows of the history
@@ -38,7 +37,6 @@ from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model
 from fedrec.runs.folder import Result
-from fedrec.runs.ids import id_lines
 from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically, write_json
 from simulations.recommending import (
     clients_of,
@@ -91,7 +89,6 @@ def export(
     data = population.interactions
     script = Path(__file__).with_name("score.py").read_text(encoding="utf-8")
     write_atomically(folder / "model.onnx", graph)
-    write_atomically(folder / "items.txt", id_lines(data.item_ids))
     write_json(folder / "scoring.json", _form(node, data))
     write_atomically(folder / "score.py", script)
     if client is not None:
@@ -131,7 +128,7 @@ def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) 
 
 
 def _form(node: Node, data: Interactions) -> dict[str, Any]:
-    """Description of the conversion of rows to inputs."""
+    """Ids of the items, and the conversion of rows to inputs."""
     experiment = node.experiment
     above = 0.0 if experiment.task == "rating" else experiment.positive_above
     history: dict[str, Any] | None = None
@@ -151,6 +148,7 @@ def _form(node: Node, data: Interactions) -> dict[str, Any]:
     return {
         "run": experiment.name,
         "task": experiment.task,
+        "items": data.item_ids.astype(str).tolist(),
         "columns": [name for name in needed if needed[name] and present[name]],
         "positive-above": above,
         "history": history,
