@@ -11,10 +11,9 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import tomli_w
 from cryptography import x509
@@ -28,13 +27,13 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import Field, field_validator, model_validator
 
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import RunError
 from fedrec.runtime.files import open_atomically, read_toml, require_new_folder, write_atomically
-from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED, USE
+from fedrec.secure.identity import CERTIFICATE, REVOKED, USE
 from simulations.flower_commands import connection
 
 SETTINGS = "deployment.toml"
@@ -208,14 +207,15 @@ class Deployment:
 
 # Certificates of a deployment: its authority, and a certificate for each server and node.
 
+Extension = tuple[x509.ExtensionType, bool]
+"""An extension of a certificate, and whether it is critical."""
 _AUTHORITY_DAYS = 3650
 _ISSUED_DAYS = 825
 RENEWED_DAYS = 90
 """Remaining days below which a certificate should be renewed."""
 
 
-@dataclass(frozen=True)
-class Issued:
+class Issued(NamedTuple):
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
@@ -239,6 +239,7 @@ class Authority:
         """Create a self-signed authority, which may not sign other authorities."""
         key = ec.generate_private_key(ec.SECP256R1())
         extensions = [
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
             (x509.BasicConstraints(ca=True, path_length=0), True),
             (_usage(key_cert_sign=True, crl_sign=True), True),
         ]
@@ -249,7 +250,7 @@ class Authority:
     def issue(self, hosts: Sequence[str]) -> Issued:
         """Issue a certificate for a server with names or IP addresses."""
         names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
+        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, (names, False))
 
     def issue_node(self, name: str) -> Issued:
         """Issue a certificate with which a node authenticates to other nodes, which reject a
@@ -267,28 +268,20 @@ class Authority:
             old.verify_directly_issued_by(self._certificate)
         except (InvalidSignature, TypeError) as error:
             raise ValueError("the certificate was signed by another authority") from error
-        extensions = [
-            (extension.value, extension.critical)
-            for extension in old.extensions
-            if extension.oid != ExtensionOID.SUBJECT_KEY_IDENTIFIER
-        ]
+        extensions = [(extension.value, extension.critical) for extension in old.extensions]
         return _signed(
             old.subject, old.issuer, old.public_key(), _ISSUED_DAYS, extensions, self._key
         )
 
-    def _issue(
-        self,
-        name: str,
-        use: x509.ObjectIdentifier,
-        names: x509.SubjectAlternativeName | None = None,
-    ) -> Issued:
+    def _issue(self, name: str, use: x509.ObjectIdentifier, *more: Extension) -> Issued:
         key = ec.generate_private_key(ec.SECP256R1())
         signer: Any = self._certificate.public_key()
         extensions = [
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_usage(digital_signature=True), True),
             (x509.ExtendedKeyUsage([use]), False),
-            *([] if names is None else [(names, False)]),
+            *more,
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), False),
         ]
         subject = _named(name), self._certificate.subject
@@ -307,10 +300,10 @@ def _signed(
     issuer: x509.Name,
     key: Any,
     days: int,
-    extensions: Sequence[tuple[x509.ExtensionType, bool]],
+    extensions: Sequence[Extension],
     signer: Any,
 ) -> bytes:
-    """Sign a certificate (PEM) for a public key, with extensions and whether each is critical."""
+    """Sign a certificate (PEM) for a public key."""
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -321,10 +314,7 @@ def _signed(
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of clients may be behind
         .not_valid_after(now + datetime.timedelta(days=days))
     )
-    for extension, critical in [
-        (x509.SubjectKeyIdentifier.from_public_key(key), False),
-        *extensions,
-    ]:
+    for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
@@ -354,11 +344,7 @@ def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateForma
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
-SECRET_BYTES = 32
-
-
-@dataclass(frozen=True)
-class NodeKey:
+class NodeKey(NamedTuple):
     """A node's key pair (ECDSA P-384), in OpenSSH's format, which Flower reads."""
 
     private: bytes
@@ -374,7 +360,7 @@ class NodeKey:
 
 def new_secret() -> bytes:
     """Generate an executor's secret; printable, because Flower reads the raw bytes of its file."""
-    return secrets.token_hex(SECRET_BYTES).encode()
+    return secrets.token_hex(32).encode()
 
 
 def private_folder(path: Path) -> Path:
@@ -429,9 +415,7 @@ def _make_node(deployment: Deployment, authority: Authority, folder: Path) -> No
     """Create a node's folder: its key for the server, its key and certificate for other nodes, and
     the authority's certificate."""
     private_folder(folder)
-    issued = authority.issue_node(folder.name)
-    write_private(folder / KEY, issued.key)
-    write_atomically(folder / CERTIFICATE, issued.certificate)
+    _write(folder, Path(CERTIFICATE).stem, authority.issue_node(folder.name))
     key = NodeKey.create()
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
@@ -524,9 +508,8 @@ def _write_compose(deployment: Deployment) -> None:
     }
     text = "".join(f"{name}={value}\n" for name, value in values.items())
     write_private(deployment.path / ".env", text)
-    template = project / COMPOSE_FILE
-    if template.is_file():
-        write_atomically(deployment.path / COMPOSE_FILE, template.read_bytes())
+    if (project / COMPOSE_FILE).is_file():
+        shutil.copyfile(project / COMPOSE_FILE, deployment.path / COMPOSE_FILE)
     hand_over(deployment)
 
 
