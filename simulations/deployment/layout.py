@@ -396,6 +396,7 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     deployment = Deployment.create(path, settings)
     authority = Authority.create(f"fedrec deployment {path.name}")
     write_atomically(deployment.authority, authority.issued.certificate)
+    write_atomically(deployment.revoked, "")
     write_private(private_folder(path / "authority") / "ca.key", authority.issued.key)
     private_folder(deployment.server)
     _write(deployment.server, "superlink", authority.issue(SUPERLINK_HOSTS))
@@ -420,8 +421,7 @@ def _make_node(deployment: Deployment, authority: Authority, folder: Path) -> No
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
     shutil.copyfile(deployment.authority, folder / "ca.crt")
-    if deployment.revoked.exists():
-        shutil.copyfile(deployment.revoked, folder / REVOKED)
+    shutil.copyfile(deployment.revoked, folder / REVOKED)
 
 
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
@@ -494,8 +494,6 @@ def _write_compose(deployment: Deployment) -> None:
     """Copy the project's `docker-compose.yml` into the deployment folder, and write `.env`, which
     docker compose reads. Without this file in the installation, there are no containers."""
     project = Path(__file__).resolve().parents[2]
-    if not deployment.revoked.exists():  # otherwise docker would create a folder
-        write_atomically(deployment.revoked, "")
     user, group = _container_user()
     settings = deployment.settings
     values = {
@@ -580,16 +578,16 @@ def revoke(deployment: Deployment, name: str) -> Deployment:
     Raises:
         RunError: the node is unknown.
     """
-    names = {deployment.node(number).name: number for number in deployment.numbers}
-    gone = {deployment.node(number).name for number in deployment.settings.revoked}
-    if name in gone:
+    before = deployment.settings
+    nodes = {deployment.node(number).name: number for number in range(1, before.nodes + 1)}
+    if name not in nodes:
+        raise RunError(f"unknown node {name[:100]!r}", fix=did_you_mean(name, nodes))
+    if nodes[name] in before.revoked:
         return deployment
-    if name not in names:
-        raise RunError(f"unknown node {name[:100]!r}", fix=did_you_mean(name, names))
-    folder = deployment.node(names[name])
-    changed = deployment.changed(revoked=(*deployment.settings.revoked, names[name]))
+    folder = deployment.node(nodes[name])
+    changed = deployment.changed(revoked=(*before.revoked, nodes[name]))
     (folder / "node.pub").replace(folder / REVOKED_KEY)
-    text = "".join(f"{node}\n" for node in sorted({*gone, name}))
+    text = "".join(f"{deployment.node(number).name}\n" for number in changed.settings.revoked)
     for holder in (changed.path, *changed.node_folders()):
         write_atomically(holder / REVOKED, text)
     hand_over(changed)
