@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -218,9 +218,6 @@ class DeployedGrid(Grid):
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         return self._grid.create_message(*args, **kwargs)
 
-    def get_nodes(self) -> Iterable[Any]:
-        return self._grid.get_nodes()
-
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the nodes with a recent heartbeat."""
         return self._patiently(lambda: list(self._grid.get_node_ids()))
@@ -282,59 +279,53 @@ class DeployedGrid(Grid):
         if not messages:
             return []
         online = self._present(timeout)
-        nodes = dict.fromkeys(message.metadata.dst_node_id for message in messages)
-        ready = {node for node in nodes if self._asks(node, online)}
-        sent = [message for message in messages if message.metadata.dst_node_id in ready]
+        sent = [one for one in messages if self._asks(one.metadata.dst_node_id, online)]
         # With a time to live: a node that comes online later must not work on an expired message.
         deadline = math.inf if timeout is None else self._clock() + timeout
         pushed = zip(self._push(sent, deadline), sent, strict=True)
         waiting = {identifier: message for identifier, message in pushed if identifier}
         replies: list[Message] = []
-        for arrived in self._arriving(waiting, deadline):
-            replies += arrived
-            good = [reply for reply in replies if not reply.has_error()]
-            if enough is not None and enough(good):
-                break
-        return replies
-
-    def _arriving(self, waiting: dict[str, Message], deadline: float) -> Iterator[list[Message]]:
-        """Poll for replies until all messages have one, or the deadline has passed.
-
-        Args:
-            waiting: messages by identifier; those with a reply are removed.
-            deadline: by the grid's clock; infinity: never.
-
-        Yields:
-            Replies of each poll, which may be errors of nodes. Each has the group of its message,
-            whatever the node sent.
-        """
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:
             # Poll once more after a deadline: pulling one reply in pieces may have delayed others.
             late = self._clock() >= deadline
-            arrived = []
-            for reply in self.pull_messages(list(waiting)):
-                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if asked is None:  # a second reply to a message is ignored
-                    continue
-                node = asked.metadata.dst_node_id
-                if reply.has_error() and reply.error.code in _EXPIRED:
-                    self._missed_by(node)
-                    continue
-                reply.metadata.group_id = asked.metadata.group_id
-                if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
-                    # the SuperLink replies for a lost node
-                    reply.metadata.__dict__["_src_node_id"] = node
-                arrived.append(reply)
-                self._missed[node] = 0
-                pauses.restart()
+            arrived = self._arrived(waiting)
+            replies += arrived
+            if enough is not None and enough([one for one in replies if not one.has_error()]):
+                break
             if late:
                 for message in waiting.values():
                     self._missed_by(message.metadata.dst_node_id)
-                waiting.clear()
-            yield arrived
+                break
+            if arrived:
+                pauses.restart()
             if waiting:
                 self._sleep(max(0.0, min(pauses.next(), deadline - self._clock())))
+        return replies
+
+    def _arrived(self, waiting: dict[str, Message]) -> list[Message]:
+        """Poll once for replies, which may be errors of nodes. Each has the group of its message,
+        whatever the node sent.
+
+        Args:
+            waiting: messages by identifier; those with a reply are removed.
+        """
+        arrived = []
+        for reply in self.pull_messages(list(waiting)):
+            asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if asked is None:  # a second reply to a message is ignored
+                continue
+            node = asked.metadata.dst_node_id
+            if reply.has_error() and reply.error.code in _EXPIRED:
+                self._missed_by(node)
+                continue
+            reply.metadata.group_id = asked.metadata.group_id
+            if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
+                # the SuperLink replies for a lost node
+                reply.metadata.__dict__["_src_node_id"] = node
+            arrived.append(reply)
+            self._missed[node] = 0
+        return arrived
 
     def _missed_by(self, node: int) -> None:
         """Record that a node missed a deadline."""

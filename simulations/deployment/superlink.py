@@ -12,11 +12,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from threading import Lock
-from typing import Any, Self, get_type_hints
+from typing import Any, NamedTuple, Self, get_type_hints
 
 import flwr.app
 import uvicorn
@@ -297,13 +296,7 @@ def heard(node: Any, now: float) -> str:
     return f"{max(0.0, now - last):.0f} s ago"
 
 
-def overdue(node: Any, now: float) -> bool:
-    """Return True if the heartbeat of a node is overdue, at a time in seconds since 1970."""
-    return now > node.online_until - (HEARTBEAT_PATIENCE - 1) * node.heartbeat_interval
-
-
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     """State of a run in the SuperLink: `status` such as `running` or `finished:failed`, and
     `details` of a failure."""
 
