@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from flwr.serverapp import Grid
 from fedrec.errors import ClientError, EngineError
 from fedrec.protocol.messages import HELLO, INITIAL, Presence, read_arrays, unpack_presence
 from fedrec.runtime.files import open_atomically
+from fedrec.runtime.process import Backoff
 from server.checkpoint import reading
 from server.nodes import Roster, is_refusal, reason_of
 
@@ -71,13 +73,13 @@ def _write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
         np.savez(opened, allow_pickle=False, **arrays)
 
 
+@dataclass
 class _Trouble:
     """Why a node has not joined, and the number of polls without it."""
 
-    def __init__(self, reason: str, refused: bool = False) -> None:
-        self.reason = " ".join(reason.split())[:_LONGEST]
-        self.refused = refused
-        self.pause = _ASK_AGAIN
+    reason: str = "did not announce its clients"
+    refused: bool = False
+    pause: int = _ASK_AGAIN
 
 
 class Discovery:
@@ -123,13 +125,11 @@ class Discovery:
         Raises:
             EngineError: they did not join before the timeout.
         """
-        pause = 0.2
+        pauses = Backoff(0.2, 2.0, growth=2.0)
         waited = 0.0
         while True:
             self.refresh_roster()
-            if len(self._known) >= nodes and any(
-                len(presence.training) for presence in self._known.values()
-            ):
+            if len(self._known) >= nodes and len(self.roster.training):
                 return self.roster
             self._check_refusals(nodes)
             if waited >= self.timeout:
@@ -139,9 +139,9 @@ class Discovery:
                     got=self._joined_and_not(),
                     fix="start nodes, fix those that failed, or lower engine.nodes",
                 )
+            pause = pauses.next()
             self._sleep(pause)
             waited += pause
-            pause = min(2 * pause, 2.0)
 
     def _check_refusals(self, nodes: int) -> None:
         """Raise an error at once if too many nodes refuse the run and no reply is outstanding; they
@@ -174,9 +174,11 @@ class Discovery:
             return False
         messages = [Message(RecordDict(), node, HELLO) for node in strangers]
         announced: dict[int, Presence] = {}
-        trouble = {node: _Trouble("did not announce its clients") for node in strangers}
+        trouble = {node: _Trouble() for node in strangers}
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
             node = reply.metadata.src_node_id
+            if trouble.pop(node, None) is None:
+                continue  # it was not asked
             try:
                 if reply.has_error():
                     text = f"failed: {reason_of(reply.error)}"
@@ -185,13 +187,11 @@ class Discovery:
                     announced[node] = self._presence_in(reply.content)
             except Exception as error:  # untrusted input may be anything
                 trouble[node] = _Trouble(f"sent an invalid list of clients: {error}")
-        for node in strangers:
-            if node in announced:
-                self._trouble.pop(node, None)
-            else:
-                self._trouble[node] = trouble[node]
-                log.warning("node %d: %s", node, trouble[node].reason)
-        joined = self._owned({n: announced[n] for n in sorted(announced) if n in strangers})
+        self._trouble = {n: one for n, one in self._trouble.items() if n not in strangers} | trouble
+        for node, one in trouble.items():
+            one.reason = " ".join(one.reason.split())[:_LONGEST]
+            log.warning("node %d: %s", node, one.reason)
+        joined = self._owned({node: announced[node] for node in sorted(announced)})
         for node, presence in joined.items():
             log.info("node %d joined with %d clients", node, len(presence.training))
         self._known |= joined

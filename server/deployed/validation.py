@@ -49,8 +49,8 @@ Key = tuple[int, int | None]
 Theta = Mapping[str, np.ndarray]
 """Parameters of a round, which were sent to the nodes."""
 Reply = TrainSum | TrainEach
-Sizes = Mapping[int | None, float]
-"""Sizes or factors by client; those of a sum by None."""
+Sizes = Mapping[Key, float]
+"""Sizes of replies, or factors that scale them down."""
 LARGER = 10.0
 """Largest size of a reply, in units of the usual one."""
 LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
@@ -63,7 +63,7 @@ _LARGEST = 1e9  # of metrics without a bound
 _MOST_ROWS = 2**31  # of a table
 
 
-def _norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, float]:
+def _norm_bounds(sizes: Sizes, earlier: deque[float]) -> dict[Key, float]:
     """Scale factors in (0, 1) of replies above the usual size (norm bounding, Sun et al. 2019, with
     a bound that follows the replies).
 
@@ -167,50 +167,48 @@ class ReplyValidator:
         """Scale down the replies, by node, that are much larger than usual, in their messages."""
         steps = (answer.order.step for answer in answers.values())  # the same for all nodes
         step = str(next(steps, None))
-        of_node = {node: _sizes(answer, theta) for node, answer in answers.items()}
-        factors = defaultdict[int, tuple[dict, dict]](lambda: ({}, {}))
+        factors: list[Sizes] = []
         texts = defaultdict[Key, list[str]](list)
-        for index, kind in enumerate(_SIZES):
-            sizes = {
-                (node, client): size
-                for node, both in of_node.items()
-                for client, size in both[index].items()
-            }
-            for key, factor in _norm_bounds(sizes, self._earlier[kind, step]).items():
-                factors[key[0]][index][key[1]] = factor
+        for kind, sizes in zip(_SIZES, _sizes(answers, theta), strict=True):
+            factors.append(_norm_bounds(sizes, self._earlier[kind, step]))
+            for key, factor in factors[-1].items():
                 texts[key].append(f"{kind} {sizes[key]:.3g} counts as {sizes[key] * factor:.3g}")
         for (node, client), parts in sorted(texts.items(), key=str):
             who = "" if client is None else f"client {client}: "
             reason = f"{who}{', '.join(parts)}, {LARGER:g} times the usual"
             log.warning("node %d: %s", node, reason)
             self._dropped.bounded(node, reason)
-        for node, both in factors.items():
-            answers[node].message.content = _scaled(answers[node], theta, *both)
+        for node in {node for node, _ in texts}:
+            answers[node].message.content = _scaled(node, answers[node], theta, *factors)
 
 
-def _sizes(answer: _Answer, theta: Theta) -> tuple[Sizes, Sizes]:
+def _sizes(answers: Mapping[int, _Answer], theta: Theta) -> tuple[Sizes, Sizes]:
     """Norms of updates, and numbers of examples of a client; without those that are never scaled:
     sums under differential privacy."""
-    reply = answer.reply
-    if isinstance(reply, TrainEach):
-        norms = np.sqrt(_squares_of_each(reply.updates)).tolist()
-        return dict(zip(reply.clients.tolist(), norms, strict=True)), {}
-    if answer.order.protection is not None:
-        return {}, {}
-    norm = _norm(reply.total, theta) / max(reply.weight, 1.0)
-    return {None: norm}, {None: reply.examples / max(reply.clients, 1)}
+    norms: dict[Key, float] = {}
+    examples: dict[Key, float] = {}
+    for node, (_, order, reply) in answers.items():
+        if isinstance(reply, TrainEach):
+            each = np.sqrt(_squares_of_each(reply.updates)).tolist()
+            norms.update(((node, c), n) for c, n in zip(reply.clients.tolist(), each, strict=True))
+        elif order.protection is None:
+            norms[node, None] = _norm(reply.total, theta) / max(reply.weight, 1.0)
+            examples[node, None] = reply.examples / max(reply.clients, 1)
+    return norms, examples
 
 
-def _scaled(answer: _Answer, theta: Theta, norms: Sizes, examples: Sizes) -> RecordDict:
-    """Content of a message whose reply is scaled by factors for norms and numbers of examples."""
+def _scaled(node: int, answer: _Answer, theta: Theta, norms: Sizes, examples: Sizes) -> RecordDict:
+    """Content of a node's message whose reply is scaled by factors for norms and numbers of
+    examples."""
     content = answer.message.content
     order = answer.order
     reply = answer.reply
     if isinstance(reply, TrainEach):
-        return pack_each(_scaled_clients(reply, norms))
-    fewer = examples.get(None, 1.0)
+        factors = [norms.get((node, client), 1.0) for client in reply.clients.tolist()]
+        return pack_each(_scaled_clients(reply, np.array(factors)))
+    fewer = examples.get((node, None), 1.0)
     share = fewer if order.clients is not None and order.weighting == "examples" else 1.0
-    total = scaled(reply.total, norms.get(None, 1.0) * share)
+    total = scaled(reply.total, norms.get((node, None), 1.0) * share)
     count = round(reply.examples * fewer)
     if order.clients is not None:
         return pack_sum(replace(reply, total=total, examples=count, weight=reply.weight * share))
@@ -322,10 +320,9 @@ def _sound_clients(
     return reply.take(np.flatnonzero(sound)), reply.clients[~sound].tolist()
 
 
-def _scaled_clients(reply: TrainEach, norms: Sizes) -> TrainEach:
-    """Reply with the updates scaled by the factor of each client."""
+def _scaled_clients(reply: TrainEach, factors: np.ndarray) -> TrainEach:
+    """Reply with the updates scaled by the factor of each client, `[C]`."""
     updates = reply.updates
-    factors = np.array([norms.get(client, 1.0) for client in reply.clients.tolist()])
     of_rows = factors[updates.requests.owners]
 
     def times(arrays: Mapping[str, np.ndarray], by: np.ndarray) -> dict[str, np.ndarray]:
