@@ -235,7 +235,8 @@ SECURE_UNMASK = "query.secure_unmask"
 _ROWS = "#rows"
 _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
-_SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
+_METRIC = "metric/"  # prefixes of metrics of clients in the answer to an evaluation
+_SUM = "sum/"  # and of sums over the clients
 _MOST_PROOF = 8192  # bytes
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
@@ -465,12 +466,8 @@ def unpack_sum(content: RecordDict) -> TrainSum:
 
 def pack_each(reply: TrainEach) -> RecordDict:
     """Pack the reply to a training message that requests the update of each client."""
-    arrays = {**reply.updates.arrays(), "examples": reply.examples, "losses": reply.losses}
-    return RecordDict(
-        {
-            ARRAYS: to_record(arrays),
-            METRICS: MetricRecord({"num-examples": int(reply.examples.sum())}),
-        }
+    return pack_arrays(
+        {**reply.updates.arrays(), "examples": reply.examples, "losses": reply.losses}
     )
 
 
@@ -498,19 +495,9 @@ def pack_table(
 ) -> RecordDict:
     """Pack the reply to an evaluation message that names clients `int64 [clients]`: one column
     `[clients]` per metric, and sums over the clients."""
-    values = np.empty((len(clients), len(columns)))
-    for index, column in enumerate(columns.values()):
-        values[:, index] = column
-    arrays = {"clients": clients.astype(np.int64), "values": values}
-    arrays |= add_prefix({_SUM: sums or {}})
-    config = ConfigRecord({"columns": list(columns)})
-    return RecordDict(
-        {
-            ARRAYS: to_record(arrays),
-            CONFIG: config,
-            METRICS: MetricRecord({"num-examples": len(clients)}),
-        }
-    )
+    values = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
+    named = add_prefix({_METRIC: values, _SUM: sums or {}})
+    return pack_arrays({"clients": clients.astype(np.int64), **named})
 
 
 def unpack_table(
@@ -520,17 +507,15 @@ def unpack_table(
     its sums over the clients.
 
     Raises:
-        ValueError: they do not match, or two columns have the same name.
+        ValueError: a column has not a number for each client.
     """
     arrays = writable_arrays(content)
     clients = arrays["clients"]
-    values = arrays["values"]
-    names = [str(name) for name in _config_of(content)["columns"]]  # type: ignore[union-attr]
-    if clients.ndim != 1 or values.shape != (len(clients), len(names)):
-        raise ValueError(f"metrics {list(values.shape)} for {len(names)} names")
-    if len(set(names)) < len(names):
-        raise ValueError("duplicate column names")
-    return clients, dict(zip(names, values.T, strict=True)), strip_prefix(_SUM, arrays)
+    columns = strip_prefix(_METRIC, arrays)
+    wrong = [name for name, column in columns.items() if column.shape != clients.shape]
+    if clients.ndim != 1 or wrong:
+        raise ValueError(f"{len(clients)} clients, and other numbers of metrics {wrong[:3]}")
+    return clients, columns, strip_prefix(_SUM, arrays)
 
 
 _PRESENCE_ARRAYS = ("training", "evaluated", "work", "validated")
