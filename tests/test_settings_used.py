@@ -35,13 +35,14 @@ CODE = [
 ]
 STUDIES = [ROOT / "simulations/reproduce/papers", ROOT / "benchmarks"]
 OTHER = {"node": Policy, "deployment": DeploymentConfig}  # by their files
-# columns, paths and addresses of a user's own data and machines
+# columns, paths, addresses and limits of a user's own data and machines
 OF_OWN_DATA = {
     "DeploymentConfig": (
         "bind hosts local_nodes most_clients node_port nodes port revoked superlink_port"
     ),
     "EngineConfig": "ray_address",
     "MlflowConfig": "experiment tracking_uri",
+    "Policy": "least_noise most_epsilon most_evaluations most_rounds plugins reply_interval",
     "PriorsConfig": "sha256 source words",
     "ReaderConfig": "item_vectors path",
     "TableConfig": (
@@ -102,8 +103,6 @@ SET_BY_NOBODY = {
     "PnbmConfig": "scale start",
     "PnbmStepConfig": "learning_rate",
     "PoissonConfig": "cohort",
-    "Policy": "least_noise most_epsilon most_evaluations most_rounds partition_id plugins"
-    " reply_interval",
     "PriorsConfig": "features noise",
     "PrivacyConfig": "budget max_dropouts placement",
     "PrivateConfig": "delta seed",
