@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +232,6 @@ def test_nodes_know_a_run_by_a_key_that_a_resumed_run_has_and_a_new_one_has_not(
         RunFolder.create(launch.settled(tiny_experiment()), tmp_path / name) for name in "ab"
     )
     assert launch.run_key(one) == launch.run_key(RunFolder(tmp_path / "a")) != launch.run_key(other)
-
-
-def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    keys = project["tool"]["flwr"]["app"]["config"]
-    assert {"resolved", "output", "deployment", "run"} <= keys.keys()
 
 
 WRONG_HOSTS = ("", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example.org.")

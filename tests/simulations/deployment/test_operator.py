@@ -101,29 +101,6 @@ def test_nodes_that_do_not_come_online_are_reported(superlink, tmp_path):
     assert "1" in str(caught.value)
 
 
-@pytest.fixture
-def quiet_log():
-    """The log as Flower's processes leave it."""
-    logger = logging.getLogger("fedrec")
-    before = logger.disabled, logger.propagate, list(logger.handlers)
-    logger.disabled = True
-    yield logger
-    logger.disabled, logger.propagate, logger.handlers[:] = before
-
-
-def test_errors_of_a_nodes_work_are_in_its_own_log(quiet_log, monkeypatch, capfd):
-    def work(*_):
-        try:
-            raise ValueError("row 7 is damaged")
-        except ValueError as error:
-            quiet_log.error("a message failed", exc_info=error)
-
-    monkeypatch.setattr(supernode, "client_executor", work)
-    supernode.executor([])
-    said = capfd.readouterr().err
-    assert "ERROR a message failed" in said and "ValueError: row 7 is damaged" in said
-
-
 @pytest.mark.parametrize("content", ["[]", "3", '{"processes": [], "supervisor": 1}', "{"])
 def test_a_damaged_list_of_processes_is_as_none(tmp_path, content):
     (tmp_path / "processes.json").write_text(content)
