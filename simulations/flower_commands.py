@@ -16,7 +16,6 @@ import shutil
 import ssl
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -153,7 +152,7 @@ def is_healthy(url: str, authority: Path | None = None) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=3, context=context) as answer:
             return answer.status == 200
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return False
 
 

@@ -109,7 +109,6 @@ class DeviceNode(Node):
             )
         super().__init__(experiment, 0, 1, None)
         self.run = run
-        self._join = files.get("join")
         self.data = files["data"]
         self.catalogue = files["catalogue"]
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
@@ -117,12 +116,7 @@ class DeviceNode(Node):
         self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
         self.least_nodes = self.policy.least_nodes
         if experiment.secure_aggregation:
-            self.identity = _identity(self._join)
-
-    @property
-    def name(self) -> str:
-        """Name of the node's folder, such as `node-2`."""
-        return super().name if self._join is None else self._join.name
+            self.identity = _identity(files.get("join"))
 
     @property
     def named_steps(self) -> dict[str, Section]:

@@ -60,7 +60,6 @@ _FAR_ERROR = 1000.0
 _FAR_ROWS = 100.0
 """Largest error, or number of held-out rows, of a client, in units of the usual one."""
 _LARGEST = 1e9  # of metrics without a bound
-_MOST_ROWS = 2**31  # of a table
 
 
 def _norm_bounds(sizes: Sizes, earlier: deque[float]) -> dict[Key, float]:
@@ -362,7 +361,7 @@ def _check_parameters(updates: ClientArrays, theta: Theta) -> None:
         if value.shape != shapes[name] or value.dtype.kind != "f":
             raise ValueError(f"{name!r} has a wrong shape or type")
     items = requests.items
-    rows = min((len(theta[name]) for name in updates.rows), default=_MOST_ROWS)
+    rows = min((len(theta[name]) for name in updates.rows), default=0)
     inside = (items >= 0) & (items < rows)
     if not inside.all() or (np.diff(updates.requests.owners * rows + items) <= 0).any():
         raise ValueError("unknown or duplicate rows")

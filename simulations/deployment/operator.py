@@ -276,7 +276,6 @@ def main(part: str, folder: str) -> None:
     if part == "nodes":
         _run_nodes_here(deployment)
         return
-    sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
 
 

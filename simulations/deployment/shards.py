@@ -59,7 +59,7 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
     }
     users = []
     for index, folder in enumerate(folders):
-        own = table[owner == index]
+        own = table.loc[owner == index]
         users.append(own["user"].nunique())
         write_private(folder / "data.csv", own.to_csv(index=False))
         Catalogue.of(population.interactions).write(folder / "catalogue.json")

@@ -36,13 +36,7 @@ from simulations import flower_commands
 from simulations.deployment.gateway import NodeSignature, as_sent
 from simulations.deployment.layout import Deployment
 from simulations.deployment.processes import check_container_user
-from simulations.deployment.supernode import (
-    HEARTBEAT,
-    PackedPieces,
-    freeze,
-    server_executor,
-    ticking,
-)
+from simulations.deployment.supernode import HEARTBEAT, PackedPieces, freeze, server_executor
 from simulations.flower_commands import disable_telemetry
 
 # Polls of nodes without a message, held in memory until there is one.
@@ -233,10 +227,13 @@ def _answer_idle_nodes() -> None:
     uvicorn.Server.main_loop = _until_it_ends  # type: ignore[method-assign]
 
 
+_MAIN_LOOP = uvicorn.Server.main_loop
+
+
 async def _until_it_ends(self: uvicorn.Server) -> None:
     """Run as uvicorn's `Server.main_loop`; at the end, answer held calls, for which the server
     would wait."""
-    await ticking(self)
+    await _MAIN_LOOP(self)
     _state_of(self.config).empty_queues.close()
 
 
@@ -335,14 +332,12 @@ class Control:
                 return node.node_id
         return self._call("RegisterNode", public_key=point, name=name).node_id
 
-    def unregister(self, public_key: bytes) -> bool:
-        """Remove the node with a public key in OpenSSH's format, whose calls are then refused;
-        return False if it is unknown."""
-        point = as_sent(public_key)
-        ids = [node.node_id for node in self.nodes() if node.public_key == point]
-        for node in ids:
-            self._call("UnregisterNode", node_id=node)
-        return bool(ids)
+    def unregister(self, public_key: bytes) -> None:
+        """Remove the node with a public key in OpenSSH's format, if there is one; its calls are
+        then refused."""
+        for node in self.nodes():
+            if node.public_key == as_sent(public_key):
+                self._call("UnregisterNode", node_id=node.node_id)
 
     def nodes(self) -> list[Any]:
         """Flower's records of all registered nodes, without the removed ones."""
