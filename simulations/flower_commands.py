@@ -160,9 +160,9 @@ def are_alive(logs: Path) -> bool:
     """Return True if all processes in the list of a supervisor's folder run."""
     try:
         running = read_json(logs / "processes.json")["processes"].values()
-        return bool(running) and all(Path(f"/proc/{entry['pid']}").exists() for entry in running)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except OSError:  # no supervisor runs
         return False
+    return all(Path(f"/proc/{entry['pid']}").exists() for entry in running)
 
 
 def main(arguments: list[str]) -> int:

@@ -226,11 +226,10 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 
 def _table(deployment: Deployment, part: str = "") -> dict:
-    """Process list of a supervisor: the deployment's, or that of one of its parts."""
-    with suppress(OSError, ValueError):
-        table = read_json(deployment.logs / part / "processes.json")
-        if isinstance(table, dict) and isinstance(table.get("processes"), dict):
-            return table
+    """Process list of a supervisor: the deployment's, or that of one of its parts; empty if none
+    runs."""
+    with suppress(OSError):
+        return read_json(deployment.logs / part / "processes.json")
     return {}
 
 
