@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -145,24 +144,19 @@ def process_table(states: Sequence[ProcessState]) -> PageTable:
     return PageTable("processes of this machine", heads, tuple(rows))
 
 
-def node_table(deployment: Deployment, nodes: Sequence[Any]) -> PageTable:
-    """Table of registered nodes, with the restarts of each node's processes on this machine."""
-
+def node_table(nodes: Sequence[Any]) -> PageTable:
+    """Table of registered nodes."""
     from fedrec.report.page.sections import PageTable, Row
     from simulations.deployment.superlink import heard
 
     now = time.time()
-    table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
-    restarts: Counter[str] = Counter()
-    for name, entry in table.get("processes", {}).items():
-        restarts[name.partition("/")[0]] += entry.get("restarts", 0)
     online = sum(node.status == "online" for node in nodes)
     title = f"nodes: {online:,} of {len(nodes):,} registered nodes online"
     rows = tuple(
-        Row(node.name, (node.status, heard(node, now), str(restarts.get(node.name, "-"))))
+        Row(node.name, (node.status, heard(node, now)))
         for node in sorted(nodes, key=lambda node: (len(node.name), node.name))
     )
-    return PageTable(title, ("node", "status", "last heartbeat", "restarts here"), rows)
+    return PageTable(title, ("node", "status", "last heartbeat"), rows)
 
 
 def supervisor_of(deployment: Deployment) -> int | None:
@@ -225,11 +219,10 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
             time.sleep(0.1)
 
 
-def _table(deployment: Deployment, part: str = "") -> dict:
-    """Process list of a supervisor: the deployment's, or that of one of its parts; empty if none
-    runs."""
+def _table(deployment: Deployment) -> dict:
+    """Process list of the supervisor; empty if none runs."""
     with suppress(OSError):
-        return read_json(deployment.logs / part / "processes.json")
+        return read_json(deployment.logs / "processes.json")
     return {}
 
 

@@ -68,7 +68,7 @@ def page(deployment: Deployment) -> str:
         stamp=datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         notes=notes,
         processes=operator.process_table(operator.states(deployment)),
-        nodes=operator.node_table(deployment, known),
+        nodes=operator.node_table(known),
         runs=[_run_part(folder) for folder in folders[:_RUNS]],
     )
 

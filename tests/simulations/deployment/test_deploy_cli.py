@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from fedrec.errors import DataError, EngineError, ExperimentError, RunError
 from fedrec.experiment.schema import load
 from simulations.cli import app
-from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
 from simulations.deployment.client import ClientPlan, _supernode_flags, client_processes, prepare
@@ -438,19 +437,6 @@ def test_root_in_a_container_is_refused(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 0)
     with pytest.raises(EngineError, match="must not run as root"):
         check_container_user()
-
-
-def test_the_next_commands_of_a_container_write_into_its_volume_only(table, monkeypatch):
-    folder = Path("/var/lib/fedrec/runs/x")
-    assert _next(folder) == "  fedrec report /var/lib/fedrec/runs/x -o report.html"
-    monkeypatch.setenv("FEDREC_CONTAINER", "1")
-    report, copy = _next(folder).splitlines()
-    assert report.endswith(
-        "operator report /var/lib/fedrec/runs/x -o /var/lib/fedrec/runs/x/report.html"
-    )
-    assert copy == "  docker compose cp serverapp:/var/lib/fedrec/runs/x ."
-    for name in ("operator", "serverapp"):
-        assert "runs:/var/lib/fedrec/runs" in table["services"][name]["volumes"]
 
 
 @pytest.mark.slow

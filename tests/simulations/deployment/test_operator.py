@@ -4,7 +4,6 @@
 import ast
 import asyncio
 import base64
-import json
 import logging
 import re
 import runpy
@@ -50,10 +49,8 @@ from server.callbacks import Callback
 from server.nodes import DroppedReplies
 from simulations import runner
 from simulations.deployment import operator, page, supernode
-from simulations.deployment import processes as supervisor
 from simulations.deployment import superlink as links
 from simulations.deployment.layout import DeploymentConfig, initialise
-from simulations.deployment.processes import Process
 from simulations.engines.flower import RunWatch
 from simulations.flower_commands import are_alive
 from tests.fedrec.report.browser import CONTRAST, OUTSIDE
@@ -119,26 +116,6 @@ def test_it_is_said_when_a_node_was_last_heard_of(status, until, words):
     heartbeat."""
     node = NodeInfo(status=status, heartbeat_interval=15.0, online_until=until)
     assert words in links.heard(node, 100.0)
-
-
-def test_restarts_of_nodes_are_counted_and_a_dead_process_stays_in_the_list(tmp_path, monkeypatch):
-    logs = tmp_path / "nodes"
-    commands = {"node-1/supernode": "exec sleep 60", "node-2/supernode": "exit 1"}
-    processes = [Process(name, ("sh", "-c", command)) for name, command in commands.items()]
-    made = supervisor.Supervisor(processes, logs, patience=0.1)
-    for _ in range(3):
-        made._step()
-        made._write()
-        time.sleep(0.3)
-    monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
-    here = deployment(tmp_path)
-    nodes = [NodeInfo(status="online", name=f"node-{n}") for n in (1, 2)]
-    rows = operator.node_table(here, nodes).rows
-    found = {row.name: int(row.cells[-1]) for row in rows}
-    table = json.loads((logs / "processes.json").read_text())["processes"]
-    made._end()
-    assert found["node-1"] == 0 and found["node-2"] >= 1
-    assert table["node-1/supernode"]["pid"] and "node-2/supernode" in table
 
 
 def test_rounds_are_told_while_a_run_is_waited_for(load_tiny, tmp_path):
