@@ -59,7 +59,11 @@ def _check_parameters(
             contains a NaN, infinite or too large number.
     """
     wrong = sorted(set(arrays) ^ set(shapes)) or [
-        name for name, value in arrays.items() if not _is_sound(value, shapes[name])
+        name
+        for name, value in arrays.items()
+        if value.shape != shapes[name]
+        or value.dtype != np.float32
+        or not max(abs(value.min(initial=0)), abs(value.max(initial=0))) <= LARGEST_PARAMETER
     ]
     if wrong:
         raise RefusalError(
@@ -70,13 +74,6 @@ def _check_parameters(
             fix="continue from an earlier checkpoint with a lower learning rate, if training"
             " diverged",
         )
-
-
-def _is_sound(value: np.ndarray, shape: tuple[int, ...]) -> bool:
-    if value.shape != shape or value.dtype != np.float32:
-        return False
-    largest = max(-float(value.min()), float(value.max())) if value.size else 0.0
-    return largest <= LARGEST_PARAMETER  # false for NaN
 
 
 class DeviceNode(Node):

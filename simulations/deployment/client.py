@@ -165,7 +165,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
         private_folder(private_folder(plan.state) / meeting.name)
     if not secret.exists() or days_left((meeting / "node.crt").read_bytes()) <= RENEWED_DAYS:
         authority = Authority.create("fedrec node")
-        issued = authority.issue([plan.host, "localhost", "127.0.0.1"])
+        issued = authority.issue(plan.host, [plan.host, "localhost", "127.0.0.1"])
         write_private(meeting / "ca.crt", authority.issued.certificate)  # its key is not stored
         write_private(meeting / "node.crt", issued.certificate)
         write_private(meeting / "node.key", issued.key)

@@ -17,7 +17,6 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import tomli_w
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -247,46 +246,33 @@ class Authority:
         certificate = _signed(subject, subject, key.public_key(), _AUTHORITY_DAYS, extensions, key)
         return cls(Issued(certificate, _private(key)))
 
-    def issue(self, hosts: Sequence[str]) -> Issued:
-        """Issue a certificate for a server with names or IP addresses."""
-        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, (names, False))
-
-    def issue_node(self, name: str) -> Issued:
-        """Issue a certificate with which a node authenticates to other nodes, which reject a
-        server's certificate."""
-        return self._issue(name, USE)
-
-    def renewed(self, certificate: bytes) -> bytes:
-        """Renew a certificate of this authority, with the same key, names and usage.
-
-        Raises:
-            ValueError: another authority signed the certificate.
-        """
-        old = x509.load_pem_x509_certificate(certificate)
-        try:
-            old.verify_directly_issued_by(self._certificate)
-        except (InvalidSignature, TypeError) as error:
-            raise ValueError("the certificate was signed by another authority") from error
-        extensions = [(extension.value, extension.critical) for extension in old.extensions]
-        return _signed(
-            old.subject, old.issuer, old.public_key(), _ISSUED_DAYS, extensions, self._key
-        )
-
-    def _issue(self, name: str, use: x509.ObjectIdentifier, *more: Extension) -> Issued:
+    def issue(self, name: str, hosts: Sequence[str] = ()) -> Issued:
+        """Issue a certificate for a new key, see `certify`."""
         key = ec.generate_private_key(ec.SECP256R1())
+        return Issued(self.certify(key.public_key(), name, hosts), _private(key))
+
+    def certify(self, key: Any, name: str, hosts: Sequence[str] = ()) -> bytes:
+        """Sign a certificate (PEM) for a public key.
+
+        Args:
+            key: the public key.
+            name: of its holder.
+            hosts: names or IP addresses of a server; none for a node, which authenticates to other
+                nodes: these reject a server's certificate.
+        """
         signer: Any = self._certificate.public_key()
         extensions = [
-            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+            (x509.SubjectKeyIdentifier.from_public_key(key), False),
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_usage(digital_signature=True), True),
-            (x509.ExtendedKeyUsage([use]), False),
-            *more,
+            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH if hosts else USE]), False),
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), False),
         ]
+        if hosts:
+            names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+            extensions.append((names, False))
         subject = _named(name), self._certificate.subject
-        certificate = _signed(*subject, key.public_key(), _ISSUED_DAYS, extensions, self._key)
-        return Issued(certificate, _private(key))
+        return _signed(*subject, key, _ISSUED_DAYS, extensions, self._key)
 
 
 def days_left(certificate: bytes) -> float:
@@ -380,7 +366,11 @@ def write_private(path: Path, content: bytes | str) -> None:
 
 # The files of a new deployment.
 
-SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")
+
+def _servers(settings: DeploymentConfig) -> dict[str, Sequence[str]]:
+    """Names and addresses in the certificates of the server's processes."""
+    superlink = ("superlink", "localhost", "127.0.0.1")
+    return {"superlink": superlink, "gateway": (*settings.hosts, "gateway")}
 
 
 def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
@@ -399,8 +389,8 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     write_atomically(deployment.revoked, "")
     write_private(private_folder(path / "authority") / "ca.key", authority.issued.key)
     private_folder(deployment.server)
-    _write(deployment.server, "superlink", authority.issue(SUPERLINK_HOSTS))
-    _write(deployment.server, "gateway", authority.issue([*settings.hosts, "gateway"]))
+    for name, hosts in _servers(settings).items():
+        _write(deployment.server, name, authority.issue(hosts[0], hosts))
     write_private(deployment.server / "superexec.secret", new_secret())
     home = private_folder(deployment.flower_home)  # for the operator's commands
     write_private(home / "config.toml", connection(deployment.superlink, deployment.authority))
@@ -416,7 +406,7 @@ def _make_node(deployment: Deployment, authority: Authority, folder: Path) -> No
     """Create a node's folder: its key for the server, its key and certificate for other nodes, and
     the authority's certificate."""
     private_folder(folder)
-    _write(folder, Path(CERTIFICATE).stem, authority.issue_node(folder.name))
+    _write(folder, Path(CERTIFICATE).stem, authority.issue(folder.name))
     key = NodeKey.create()
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
@@ -527,29 +517,26 @@ def hand_over(deployment: Deployment) -> None:
 
 
 def renew(deployment: Deployment) -> list[Path]:
-    """Renew the certificates of SuperLink, gateway and nodes, with the same keys.
+    """Renew the certificates of SuperLink, gateway and nodes, with the same keys, for the present
+    names and addresses.
 
     Returns:
         The certificates to transfer to the nodes; they are not secret.
 
     Raises:
-        RunError: the authority's key is missing, or another authority signed a certificate.
+        RunError: the authority's key is missing.
     """
     authority = _authority_of(deployment)
-    for file in _certificates(deployment):
-        try:
-            write_atomically(file, authority.renewed(file.read_bytes()))
-        except ValueError as error:
-            raise RunError(
-                f"{file} cannot be renewed: {error}", fix="restore it, or create a new deployment"
-            ) from None
+    for file, name, hosts in _certificates(deployment):
+        key = x509.load_pem_x509_certificate(file.read_bytes()).public_key()
+        write_atomically(file, authority.certify(key, name, hosts))
     hand_over(deployment)
     return [folder / CERTIFICATE for folder in deployment.node_folders()]
 
 
 def days_of_certificates(deployment: Deployment) -> dict[Path, float]:
     """Days until each certificate of the deployment, the authority's first, expires."""
-    files = [deployment.authority, *_certificates(deployment)]
+    files = [deployment.authority, *(file for file, *_ in _certificates(deployment))]
     return {file: days_left(file.read_bytes()) for file in files}
 
 
@@ -594,6 +581,9 @@ def revoke(deployment: Deployment, name: str) -> Deployment:
     return changed
 
 
-def _certificates(deployment: Deployment) -> Iterator[Path]:
-    yield from (deployment.server / f"{name}.crt" for name in ("superlink", "gateway"))
-    yield from (folder / CERTIFICATE for folder in deployment.node_folders())
+def _certificates(deployment: Deployment) -> Iterator[tuple[Path, str, Sequence[str]]]:
+    """Files of the certificates, with the name of their holder and a server's addresses."""
+    for name, hosts in _servers(deployment.settings).items():
+        yield deployment.server / f"{name}.crt", hosts[0], hosts
+    for folder in deployment.node_folders():
+        yield folder / CERTIFICATE, folder.name, ()

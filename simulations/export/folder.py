@@ -214,7 +214,7 @@ def _graph_of(
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
+            program: Any = torch.onnx.export(
                 _Scoring(model, shared, tuple(inputs)).eval(),
                 tuple(inputs.values()),
                 input_names=list(inputs),
@@ -225,8 +225,6 @@ def _graph_of(
             )
     finally:
         logging.disable(logging.NOTSET)
-    if program is None:
-        raise TypeError("Expected a program, which the exporter returns with dynamo=True.")
     return program.model_proto.SerializeToString()
 
 

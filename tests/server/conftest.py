@@ -96,7 +96,7 @@ def certified(experiment, output, nodes):
     folders = [output / f"node-{place}" for place in range(nodes)]
     for folder in folders:
         folder.mkdir()
-        issued = authority.issue_node(folder.name)
+        issued = authority.issue(folder.name)
         (folder / KEY).write_bytes(issued.key)
         (folder / CERTIFICATE).write_bytes(issued.certificate)
         (folder / "ca.crt").write_bytes(authority.issued.certificate)
@@ -184,7 +184,7 @@ class Dialogue:
         self.made = made
 
     def identity(self, name, authority=None):
-        issued = (authority or self.authority).issue_node(name)
+        issued = (authority or self.authority).issue(name)
         judge = self.authority.issued.certificate
         return Identity(issued.key, issued.certificate, judge)
 

@@ -78,7 +78,7 @@ def own(experiment, folder, data=None, **settings):
 def certify(folder):
     """Give a node an identity, as `fedrec deploy init` does."""
     authority = Authority.create("test")
-    issued = authority.issue_node("node-1")
+    issued = authority.issue("node-1")
     for name, text in (("signing.key", issued.key), ("signing.crt", issued.certificate)):
         (folder / name).write_bytes(text)
     (folder / "ca.crt").write_bytes(authority.issued.certificate)

@@ -115,7 +115,7 @@ def certificates(tmp_path_factory):
     authority = Authority.create("own")
     write_private(folder / "ca.crt", authority.issued.certificate)
     for name in ("superlink", "gateway"):
-        issued = authority.issue(["localhost", "127.0.0.1"])
+        issued = authority.issue(name, ["localhost", "127.0.0.1"])
         write_private(folder / f"{name}.crt", issued.certificate)
         write_private(folder / f"{name}.key", issued.key)
     (folder / "nodes" / "node-1").mkdir(parents=True)
