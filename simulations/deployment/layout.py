@@ -133,7 +133,6 @@ class Deployment:
         authority_key: its private key, used to sign certificates and never by a running process.
         server: folder of the files of the server's processes.
         logs: folder of the processes' output.
-        database: the SuperLink's state.
         revoked: file with the names of revoked nodes, for all others.
         registered: a file that exists after the nodes' keys were registered.
         flower_home: Flower's home for the operator's commands and the server's processes.
@@ -162,7 +161,6 @@ class Deployment:
         self.authority_key = self.path / "authority" / "ca.key"
         self.server = self.path / "server"
         self.logs = self.path / "logs"
-        self.database = self.server / "superlink.db"
         self.revoked = self.path / REVOKED
         self.registered = self.server / "registered"
         self.flower_home = self.server / "flwr"
@@ -475,20 +473,14 @@ CONTAINER_USER = 10001
 """User and group of containers if root owns the deployment: the image's user."""
 
 
-def _container_user() -> tuple[int, int]:
-    """User and group for the containers of a deployment created by this process."""
-    return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
-
-
 def _write_compose(deployment: Deployment) -> None:
     """Copy the project's `docker-compose.yml` into the deployment folder, and write `.env`, which
     docker compose reads. Without this file in the installation, there are no containers."""
     project = Path(__file__).resolve().parents[2]
-    user, group = _container_user()
     settings = deployment.settings
     values = {
-        "FEDREC_UID": user,
-        "FEDREC_GID": group,
+        "FEDREC_UID": os.getuid() or CONTAINER_USER,
+        "FEDREC_GID": os.getgid() if os.getuid() else CONTAINER_USER,
         "FEDREC_DEPLOYMENT": f"'{deployment.path}'",
         "FEDREC_BIND": f"[{settings.bind}]" if ":" in settings.bind else settings.bind,
         "FEDREC_PORT": settings.port,
@@ -503,14 +495,11 @@ def _write_compose(deployment: Deployment) -> None:
 
 def hand_over(deployment: Deployment) -> None:
     """Change the owner of root's files that containers open, except the authority's key."""
-    user, group = _container_user()
-    if user == os.getuid():
+    if os.getuid():
         return
-    for folder, _, files in os.walk(deployment.path):
-        if Path(folder) == deployment.authority_key.parent:
-            continue
-        for name in (".", *files):
-            os.chown(Path(folder) / name, user, group, follow_symlinks=False)
+    for path in (deployment.path, *deployment.path.rglob("*")):
+        if deployment.authority_key.parent not in (path, path.parent):
+            os.chown(path, CONTAINER_USER, CONTAINER_USER, follow_symlinks=False)
 
 
 # Renewal of certificates, and revocation of nodes.

@@ -241,7 +241,7 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
         )
         for number in deployment.numbers
     ]
-    return [plan for plan in plans if plan.data is not None]
+    return [plan for plan in plans if plan.data.is_file()]
 
 
 def _run_nodes_here(deployment: Deployment) -> None:
