@@ -230,8 +230,9 @@ class Discovery:
             foreign = np.isin(_ids([presence]), taken)
             if foreign.any():
                 log.warning("node %d announces %d clients of other nodes", node, int(foreign.sum()))
-            own = [np.setdiff1d(ids, taken) for ids in (presence.training, presence.evaluated)]
-            owned[node] = Presence(0, *own)
+            owned[node] = Presence(
+                0, np.setdiff1d(presence.training, taken), np.setdiff1d(presence.evaluated, taken)
+            )
         return owned
 
 

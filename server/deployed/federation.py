@@ -223,24 +223,24 @@ class DeployedGrid(Grid):
         return self._patiently(lambda: list(self._grid.get_node_ids()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._push(list(messages), math.inf)
+        return list(self._push(list(messages), math.inf))
 
-    def _push(self, messages: list[Message], deadline: float) -> list[str]:
-        """Push messages that expire at a deadline; repeated while the server is offline. Messages
-        not sent by then have an empty identifier."""
+    def _push(self, messages: list[Message], deadline: float) -> dict[str, Message]:
+        """Push messages that expire at a deadline; repeated while the server is offline. Returns
+        those that were sent by then, by identifier."""
         packed: dict[int, ArrayRecord] = {}
         for message in messages:
             for_the_network(message.content, packed)
 
-        pushed: list[str] = []
+        pushed: dict[str, Message] = {}
         for first in range(0, len(messages), _AT_ONCE):
             left = deadline - self._clock()
             if left <= 0:
                 log.warning("%d messages were not sent before the deadline", len(messages) - first)
-                return [*pushed, *[""] * (len(messages) - first)]
-            pushed += self._patiently(
-                partial(self._push_some, messages[first : first + _AT_ONCE], left)
-            )
+                break
+            some = messages[first : first + _AT_ONCE]
+            identifiers = self._patiently(partial(self._push_some, some, left))
+            pushed.update(zip(identifiers, some, strict=True))
         return pushed
 
     def _push_some(self, messages: list[Message], timeout: float) -> list[str]:
@@ -282,8 +282,7 @@ class DeployedGrid(Grid):
         sent = [one for one in messages if self._asks(one.metadata.dst_node_id, online)]
         # With a time to live: a node that comes online later must not work on an expired message.
         deadline = math.inf if timeout is None else self._clock() + timeout
-        pushed = zip(self._push(sent, deadline), sent, strict=True)
-        waiting = {identifier: message for identifier, message in pushed if identifier}
+        waiting = self._push(sent, deadline)
         replies: list[Message] = []
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:

@@ -5,7 +5,6 @@ and the operator's calls to it."""
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import resource
 import sys
@@ -36,7 +35,7 @@ from simulations import flower_commands
 from simulations.deployment.gateway import NodeSignature, as_sent
 from simulations.deployment.layout import Deployment
 from simulations.deployment.processes import check_container_user
-from simulations.deployment.supernode import HEARTBEAT, PackedPieces, freeze, server_executor
+from simulations.deployment.supernode import HEARTBEAT, PackedPieces, server_executor
 from simulations.flower_commands import disable_telemetry
 
 # Polls of nodes without a message, held in memory until there is one.
@@ -256,8 +255,7 @@ def _wait_longer(connection: Any, *_: object) -> None:
 
 
 def superlink(arguments: list[str]) -> None:
-    """Run `flower-superlink` with all patches, the largest allowed number of open files, and less
-    garbage collection."""
+    """Run `flower-superlink` with all patches and the largest allowed number of open files."""
     flower_commands.load("flower-superlink")
     sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = TASK_SILENCE  # type: ignore[attr-defined]
     _answer_idle_nodes()
@@ -265,7 +263,6 @@ def superlink(arguments: list[str]) -> None:
     linkstate_factory.SqlLinkState = _SuperLinkState  # type: ignore[misc]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
-    freeze()
     flower_commands.run("flower-superlink", arguments)
 
 
@@ -374,9 +371,6 @@ def _status(status: Any) -> str:
 # Main program of the server's processes: `superlink` or `executor`, with the flags of Flower's
 # programs.
 
-_LARGE = ("torch", "pandas")
-"""Modules that every ServerApp imports, besides the packages of its app bundle."""
-
 
 def main() -> None:
     """Run the part that the first argument names."""
@@ -386,13 +380,7 @@ def main() -> None:
     except EngineError as error:
         sys.exit(f"error: {error.text()}")
     part, *arguments = sys.argv[1:]
-    if part == "superlink":
-        superlink(arguments)
-        return
-    for name in _LARGE:
-        importlib.import_module(name)
-    freeze()
-    server_executor(arguments)
+    {"superlink": superlink, "executor": server_executor}[part](arguments)
 
 
 if __name__ == "__main__":

@@ -340,13 +340,6 @@ class _SuperNodeState(PackedPieces, nodestate_factory.InMemoryNodeState):  # typ
             super()._store_error_replies(run_ids, error)
 
 
-def freeze() -> None:
-    """Exclude all objects so far from garbage collection, which would write to all pages that forks
-    share, and took a seventh of a SuperLink's time."""
-    gc.collect()
-    gc.freeze()
-
-
 def _load() -> Any:
     """Import and patch all parts of Flower's SuperNode, once before forking, and return its main
     loop."""
@@ -458,10 +451,11 @@ def _report_failure(spec: Any, reason: str) -> None:
         spec: Flower's description of the task.
         reason: why it failed.
     """
+    certificate = spec.root_certificates_path
     client = run_clientapp.RuntimeHttpClient.from_server_address(
         server_address=spec.runtime_api_address,
         insecure=spec.insecure,
-        root_certificates=_read(spec.root_certificates_path),
+        root_certificates=None if certificate is None else Path(certificate).read_bytes(),
         interceptors=[
             run_clientapp.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
             run_clientapp.RuntimeTokenHttpInterceptor(spec.token),
@@ -469,10 +463,6 @@ def _report_failure(spec: Any, reason: str) -> None:
     )
     with client:
         run_clientapp.push_task_output(client, None, "failed", reason)  # logs what it cannot push
-
-
-def _read(file: str | None) -> bytes | None:
-    return None if file is None else Path(file).read_bytes()
 
 
 class _TolerantClient(run_superexec.RuntimeHttpClient):
@@ -599,7 +589,8 @@ def import_everything(*, trains: bool = True) -> None:
     _load()
     if trains:
         compile_ahead("train_clients")
-    freeze()
+    gc.collect()
+    gc.freeze()  # otherwise garbage collection writes to all pages that forks share
 
 
 def executor(arguments: list[str]) -> None:
