@@ -100,11 +100,6 @@ class TrainEach:
         """Select the clients at the given positions, `int64 [n]`."""
         return TrainEach(self.updates.take(indices), self.examples[indices], self.losses[indices])
 
-    def changes(self, name: str, table: np.ndarray) -> list[Change]:
-        """Each client's update of one parameter, in the order of the clients; `table` is its value
-        before, `[...]`. Zero for a parameter that clients keep private."""
-        return self.updates.changes(name, table)
-
 
 @dataclass(frozen=True, eq=False)
 class ItemQuery:
@@ -279,10 +274,6 @@ def _read_step(text: str) -> dict[str, Any]:
     return step
 
 
-def _read_clients(clients: list[int]) -> np.ndarray:
-    return np.asarray(clients, dtype=np.int64)
-
-
 def _read_held_out(name: str) -> str:
     if name not in get_args(HeldOutPart):
         raise ValueError(f"invalid held-out rows {name!r}")
@@ -300,7 +291,9 @@ def _plain(kind: type) -> dict[str, _OrderSetting]:
 
 _ORDER = {
     "round": _OrderSetting("server-round", int, 2**31, int),
-    "clients": _OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
+    "clients": _OrderSetting(
+        "clients", list, 2**24, np.ndarray.tolist, partial(np.asarray, dtype=np.int64)
+    ),
     "step": _OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
 }
 _EACH = {"each": _OrderSetting("each", bool)}

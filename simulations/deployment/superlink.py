@@ -284,8 +284,7 @@ def heard(node: Any, now: float) -> str:
     if not node.online_until:
         return "never"
     if node.status != "online":
-        moment = datetime.fromtimestamp(node.online_until)
-        return f"not after {moment.strftime('%Y-%m-%d %H:%M:%S')}"
+        return f"not after {datetime.fromtimestamp(node.online_until):%Y-%m-%d %H:%M:%S}"
     last = node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval
     return f"{max(0.0, now - last):.0f} s ago"
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from clients.evaluation import history_of, own_parameters
 from clients.node import Node
-from clients.step import Step, private_names
+from clients.step import private_names
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model
@@ -81,7 +81,15 @@ def export(
     node.device = torch.device("cpu")
     rows = _inputs(node, client or 0)
     step, parameters = evaluation_of(node, result, np.array([client or 0]))
-    _check_client(step, {**parameters, **rows}, client)
+    features = [name for name in rows if name.startswith(FEATURE)]
+    device = [*private_names(step, parameters), *features]
+    if client is None and (device or step.config.epochs):
+        raise ExperimentError(
+            "each device has private values",
+            expected="the user of the device",
+            got=", ".join(device) or "fine-tuning on the device ([evaluation] fine-tune)",
+            fix="fedrec export RUN --user ID",
+        )
     private: Mapping[str, Tensor] = {}
     if client is not None:
         private = own_parameters(node, step, parameters, client, result.best_round)
@@ -109,22 +117,6 @@ def _inputs(node: Node, client: int) -> dict[str, Tensor]:
     return {
         FEATURE + name: torch.from_numpy(code[0]) for name, code in zip(names, codes, strict=False)
     }
-
-
-def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) -> None:
-    """Check that a client is given if devices have private values.
-
-    Raises:
-        ExperimentError: the client is missing.
-    """
-    device = [*private_names(step, values), *(name for name in values if name.startswith(FEATURE))]
-    if client is None and (device or step.config.epochs):
-        raise ExperimentError(
-            "each device has private values",
-            expected="the user of the device",
-            got=", ".join(device) or "fine-tuning on the device ([evaluation] fine-tune)",
-            fix="fedrec export RUN --user ID",
-        )
 
 
 def _form(node: Node, data: Interactions) -> dict[str, Any]:
