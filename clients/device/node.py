@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -223,27 +223,20 @@ def _identity(join: Path | None) -> Identity:
     return identity
 
 
-@lru_cache(maxsize=8)
-def _own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]) -> DeviceNode:
-    """The node that a node configuration describes; made once per process."""
-    return DeviceNode(Experiment.model_validate_json(experiment), run, dict(settings))
-
-
 def device_node_of(context: Context) -> DeviceNode:
     """The node that the context of a real node describes.
 
     Raises:
         RefusalError: it has no data, or does not take part in the run.
     """
-    config = dict(context.node_config)
-    if "data" not in config:
+    if "data" not in context.node_config:
         raise RefusalError(
             "this node has no data",
             expected="the data file of its owner",
             fix="start the client with --data FILE",
         )
-    experiment = experiment_of(context.run_config).model_dump_json()
-    return _own_node(experiment, run_key(context.run_config), tuple(sorted(config.items())))
+    run = context.run_config
+    return DeviceNode(experiment_of(run), run_key(run), context.node_config)
 
 
 @contextmanager

@@ -314,13 +314,12 @@ _SETTINGS: Mapping[type, Mapping[str, _OrderSetting]] = {
     **{kind: _plain(kind) for kind in Words.__subclasses__()},
 }
 """Settings by type of order, and by its field; a field that is None has no setting."""
-_TRAIN = [
-    *_SETTINGS[TrainOrder].values(),
-    *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
-    *(_OrderSetting(key, float) for key in OVERRIDES),
-]
 _ALLOWED: Mapping[str, Iterable[_OrderSetting]] = {
-    "train": _TRAIN,
+    "train": [
+        *_SETTINGS[TrainOrder].values(),
+        *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
+        *(_OrderSetting(key, float) for key in OVERRIDES),
+    ],
     "evaluate": _SETTINGS[EvaluateOrder].values(),
     ITEMS: _SETTINGS[ItemQuery].values(),
     SECURE_SHARES: _SETTINGS[ShareOrder].values(),

@@ -174,17 +174,6 @@ def assert_same_sums(nodes, arrays, order):
     return moved
 
 
-def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
-    population = Population.of(load_tiny())
-    rows = [len((folder / "data.csv").read_text().splitlines()) - 1 for folder in shards]
-    assert sum(rows) == len(population.interactions)
-    for place, folder in enumerate(shards):
-        users = {
-            int(line.split(",")[0]) for line in (folder / "data.csv").read_text().splitlines()[1:]
-        }
-        assert {user % 2 for user in users} == {place}
-
-
 def test_the_catalogue_contains_nothing_of_users(load_tiny, shards):
     population = Population.of(load_tiny())
     found = Catalogue.read(shards[0] / "catalogue.json")

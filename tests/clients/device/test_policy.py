@@ -17,7 +17,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
 from clients.device import node as reply_times
-from clients.device.node import _own_node
 from fedrec.components import registry
 from fedrec.components.sections import Section, override
 from fedrec.config import Config
@@ -105,9 +104,7 @@ def victim(load_tiny, tmp_path, monkeypatch):
         folder.mkdir()
         return Victim(folder, load_tiny(*overrides), **settings)
 
-    _own_node.cache_clear()
-    yield make
-    _own_node.cache_clear()
+    return make
 
 
 @pytest.fixture
@@ -183,7 +180,6 @@ def test_an_error_reveals_nothing_of_the_nodes_files(victim):
             (node.folder / "data.csv").unlink()
         if attempt == 2:
             (node.folder / "catalogue.json").write_text(SECRET)
-        _own_node.cache_clear()
         with pytest.raises(ClientError) as found:
             node.ask("query.hello")
         texts.append(str(found.value))
@@ -228,7 +224,6 @@ def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
     )
     assert node.train(twice).clients == 18
     assert [node.train(order).clients for _ in range(4)] == [18, 18, 0, 0]
-    _own_node.cache_clear()  # another process
     assert (
         node.train(
             TrainOrder(3, order.clients, step=order.step, protection=order.protection)
@@ -456,7 +451,6 @@ def test_evaluations_of_a_client_are_counted_over_all_runs(victim, owner, most):
     for probe in range(most):
         assert len(node.evaluate(probe % 3, clients=one, run=f"{probe:016x}")) == 1
     assert len(node.evaluate(1, clients=one, run="f" * 16)) == 0
-    _own_node.cache_clear()  # another process
     assert len(node.evaluate(1)) == 5  # the others
     for _ in range(most):
         standard = pack_order(EvaluateOrder(1, None), to_record(node.theta()))
