@@ -70,8 +70,7 @@ def export(
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        problem = f"exporting needs {missing[0]}"
-        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
+        raise ExperimentError(f"exporting needs {missing[0]}", fix="pip install 'fedrec[export]'")
     require_new_folder(folder)
     population = population_of(result)
     if new_items is not None:

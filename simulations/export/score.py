@@ -21,8 +21,6 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime
 
-HERE = Path(__file__).resolve().parent
-
 
 class Rows(NamedTuple):
     """A user's rows with known items, `[rows]` each: numbers of items, ratings, times. Without
@@ -129,7 +127,7 @@ def main() -> None:
     if given.top < 1:
         parser.error("--top must be at least 1")
     try:
-        scorer = Scorer(HERE)
+        scorer = Scorer(Path(__file__).resolve().parent)
         rows = scorer.read_rows(given.rows)
         best = scorer.best(rows, scorer.scores(rows), given.top)
     except (OSError, ValueError) as error:
