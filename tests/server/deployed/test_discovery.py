@@ -133,6 +133,20 @@ def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
     assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).nodes == (3,)
 
 
+def test_a_reply_in_the_name_of_a_node_that_was_not_asked_does_not_count(tmp_path):
+    nodes = Nodes({3: presence(0, [5]), 4: presence(0, [6])})
+    reply = nodes._reply
+
+    def forged(message):
+        answer = reply(message)
+        if message.metadata.dst_node_id == 4:
+            answer.metadata.__dict__["_src_node_id"] = 9
+        return answer
+
+    nodes._reply = forged
+    assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).nodes == (3,)
+
+
 def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     """Only nodes of a simulation may, because they hold all clients' data."""
     nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
