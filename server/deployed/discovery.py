@@ -187,10 +187,10 @@ class Discovery:
                     announced[node] = self._presence_in(reply.content)
             except Exception as error:  # untrusted input may be anything
                 trouble[node] = _Trouble(f"sent an invalid list of clients: {error}")
-        self._trouble = {n: one for n, one in self._trouble.items() if n not in strangers} | trouble
-        for node, one in trouble.items():
-            one.reason = " ".join(one.reason.split())[:_LONGEST]
-            log.warning("node %d: %s", node, one.reason)
+        self._trouble = {n: t for n, t in self._trouble.items() if n not in strangers} | trouble
+        for node, problem in trouble.items():
+            problem.reason = " ".join(problem.reason.split())[:_LONGEST]
+            log.warning("node %d: %s", node, problem.reason)
         joined = self._owned({node: announced[node] for node in sorted(announced)})
         for node, presence in joined.items():
             log.info("node %d joined with %d clients", node, len(presence.training))

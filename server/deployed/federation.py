@@ -279,7 +279,7 @@ class DeployedGrid(Grid):
         if not messages:
             return []
         online = self._present(timeout)
-        sent = [one for one in messages if self._asks(one.metadata.dst_node_id, online)]
+        sent = [m for m in messages if self._asks(m.metadata.dst_node_id, online)]
         # With a time to live: a node that comes online later must not work on an expired message.
         deadline = math.inf if timeout is None else self._clock() + timeout
         waiting = self._push(sent, deadline)
@@ -290,7 +290,7 @@ class DeployedGrid(Grid):
             late = self._clock() >= deadline
             arrived = self._arrived(waiting)
             replies += arrived
-            if enough is not None and enough([one for one in replies if not one.has_error()]):
+            if enough is not None and enough([reply for reply in replies if not reply.has_error()]):
                 break
             if late:
                 for message in waiting.values():

@@ -59,9 +59,9 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
     }
     users = []
     for index, folder in enumerate(folders):
-        own = table.loc[owner == index]
-        users.append(own["user"].nunique())
-        write_private(folder / "data.csv", own.to_csv(index=False))
+        rows = table.loc[owner == index]
+        users.append(rows["user"].nunique())
+        write_private(folder / "data.csv", rows.to_csv(index=False))
         Catalogue.of(population.interactions).write(folder / "catalogue.json")
         write_atomically(folder / "node.toml", tomli_w.dumps(settings))
     return users
