@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -147,9 +148,9 @@ app = ClientApp(mods=[_at_the_border])
 def hello(message: Message, context: Context) -> Message:
     """Reply with the clients that this node hosts."""
     node = node_of(context)
-    presence = Presence(
-        node.partition, node.training, node.evaluated, node.work, node.paths, node.validated
-    )
+    presence = Presence(node.partition, node.training, node.evaluated)
+    if not node.real:
+        presence = replace(presence, work=node.work, paths=node.paths, validated=node.validated)
     return Message(pack_presence(presence), reply_to=message)
 
 

@@ -139,8 +139,7 @@ class Node:
 
     real = False
     """Whether its clients are real, and the server is not trusted: a client whose training fails
-    counts as zero where its update is protected or masked, a round is masked once, and the updates
-    that clients compressed are sent in place of their sum."""
+    counts as zero where its update is protected or masked, and a round is masked once."""
     run = ""
     """Key of the run on real nodes."""
     least_nodes = 0

@@ -54,10 +54,6 @@ class Participation(DatabaseFile):
         "BEGIN IMMEDIATE",
     )
 
-    def place(self) -> int:
-        """Random number of this node, drawn once."""
-        return int(self.numbers([""])[0])
-
     def numbers(self, names: list[str]) -> np.ndarray:
         """Client ids of users, `int64 [names]`; drawn for new users."""
         with self._connect() as connection:

@@ -49,13 +49,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     adds_noise = isinstance(work.step.config, PersonalNoise)
     if adds_noise:
         _check_uncompressed(node, "clients' own noise is on every number")
-    compressed = CompressedUpdates.of(
-        node.experiment,
-        order.round,
-        node.private,
-        work.private,
-        passes_on=node.real and order.secure is None and order.clients is not None,
-    )
+    compressed = CompressedUpdates.of(node.experiment, order.round, node.private, work.private)
     total = UpdateSum(
         arrays,
         node.model.item_tables,

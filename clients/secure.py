@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -153,7 +154,15 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     reply = train_clients(node, arrays, accepted)
     if node.real and not reply.clients:
         raise _unsound(f"an order in which {reply.clients} clients of this node take part")
-    numbers = _encoded(node, reply, arrays, shapes, bits, len(counts))
+    encode = partial(vector.encoded, arrays=arrays, shapes=shapes, bits=bits, nodes=len(counts))
+    try:
+        numbers = encode(reply)
+    except ClientError as error:
+        if not node.real:
+            raise
+        log.error("the node's sum is too large and counts as zero", exc_info=error)
+        zeros: dict[str, Change] = {name: np.zeros_like(arrays[name]) for name in shapes}
+        numbers = encode(TrainSum(zeros, reply.clients, 0.0, 0, 0.0, 0))
     numbers += keys.own_mask(secrets["self-seed"], len(numbers))
     others = keys.without(mask_keys, rank)
     return numbers + keys.pairwise_mask(
@@ -198,27 +207,6 @@ def _second_sum(round_number: int) -> RefusalError:
         got="other ones: the difference of both sums would reveal contributions of some clients",
         fix="Nothing to do: this round is skipped and the run continues.",
     )
-
-
-def _encoded(
-    node: Node,
-    reply: TrainSum,
-    arrays: Mapping[str, np.ndarray],
-    shapes: vector.Shapes,
-    bits: int,
-    nodes: int,
-) -> np.ndarray:
-    """Encode a reply as integers; a sum that is too large counts as zero if the node must not
-    reveal this."""
-    try:
-        return vector.encoded(reply, arrays, shapes, bits, nodes)
-    except ClientError as error:
-        if not node.real:
-            raise
-        log.error("the node's sum is too large and counts as zero", exc_info=error)
-        zeros: dict[str, Change] = {name: np.zeros_like(arrays[name]) for name in shapes}
-        nothing = TrainSum(zeros, reply.clients, 0.0, 0, 0.0, 0)
-        return vector.encoded(nothing, arrays, shapes, bits, nodes)
 
 
 def _received(

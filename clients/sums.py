@@ -16,7 +16,7 @@ from fedrec.compression.codec import Codec, row_numbers
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.clipping import Clip, Protection
-from fedrec.protocol.messages import SentUpdate, TrainSum, Weighting
+from fedrec.protocol.messages import TrainSum, Weighting
 from fedrec.protocol.updates import (
     Change,
     SparseAccumulator,
@@ -33,8 +33,8 @@ from fedrec.training.results import BlockUpdate, Total
 
 # Compression of the updates of a node's clients: after each one's clip, and before the sum.
 #
-# What is added is what the server would decode, so a simulation learns as a deployment does, and
-# its bytes are those that each client would send by itself, whatever clients a node hosts.
+# What is added is what a server would decode, and the bytes are those that each client would send
+# by itself, whatever clients a node hosts.
 
 _WHOLE = "compression/whole/"  # prefixes of what a client keeps of its last update: arrays,
 _ROWS = "compression/rows/"  # and of tables the rows of which something was left out
@@ -51,7 +51,6 @@ class CompressedUpdates:
         codec: how.
         store: where clients keep what was left out; None: nowhere.
         private: names of the parameters that stay with the clients.
-        passed_on: what each client sent so far, if the node sends it on; None: it sends the sum.
         bytes: of what the clients sent so far.
         errors: what each client keeps for its next update, with names of their own.
     """
@@ -59,7 +58,6 @@ class CompressedUpdates:
     codec: Codec
     store: PrivateState | None
     private: Collection[str] = ()
-    passed_on: list[SentUpdate] | None = None
     bytes: int = 0
     errors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -70,8 +68,6 @@ class CompressedUpdates:
         round_: int,
         store: PrivateState | None,
         private: Collection[str],
-        *,
-        passes_on: bool = False,
     ) -> CompressedUpdates | None:
         """The compression of an experiment; None: it has none.
 
@@ -88,7 +84,7 @@ class CompressedUpdates:
                 got=f"compression {experiment.compression.name!r}, and no folder",
                 fix="give the run an output folder, or set compression.name = 'rounding'",
             )
-        return cls(codec, store, private, [] if passes_on else None)
+        return cls(codec, store, private)
 
     def of_block(
         self,
@@ -133,7 +129,7 @@ class CompressedUpdates:
                     name: added(change, before[index][name], arrays[name])
                     for name, change in update.items()
                 }
-            decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
+            decoded = self._sent(client, update, arrays, clip)
             if self.codec.compression.keeps_error:
                 whole = {
                     name: dense_change(update[name], table) - dense_change(decoded[name], table)
@@ -151,19 +147,12 @@ class CompressedUpdates:
         return changes_of
 
     def _sent(
-        self,
-        client: int,
-        update: Mapping[str, Change],
-        arrays: Arrays,
-        clip: Clip | None,
-        share: float,
+        self, client: int, update: Mapping[str, Change], arrays: Arrays, clip: Clip | None
     ) -> dict[str, Change]:
         """The update as the server decodes it; its bytes are counted."""
         shapes = {name: arrays[name].shape for name in update}
         payloads, decoded = self.codec.encoded(client, update, shapes, clip)
         self.bytes += sum(network_bytes(payload) for payload in payloads.values())
-        if self.passed_on is not None:
-            self.passed_on.append(SentUpdate(payloads, share))
         return decoded
 
     def _errors_before(self, clients: Sequence[int], arrays: Arrays) -> list[dict[str, Change]]:
@@ -310,8 +299,7 @@ class UpdateSum:
         total = partial(TrainSum, ordered, self.clients, self.weight)
         if self.protection is not None and self.protection.silent:
             return total(0, 0.0, 0)
-        passed_on = None if self.compressed is None else self.compressed.passed_on
-        return total(self.examples, self.loss, self.losses, self.sent, passed_on)
+        return total(self.examples, self.loss, self.losses, self.sent)
 
     @property
     def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:

@@ -96,7 +96,7 @@ class _RobustRule(CohortStrategy):
         if each is None:
             return theta
         changes = {
-            name: _ClientChanges.of(each.changes(name, table), table)
+            name: _ClientChanges.of(each.updates.changes(name, table), table)
             for name, table in theta.items()
         }
         moved = self._combined(changes, aggregate.round)

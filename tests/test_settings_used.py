@@ -36,20 +36,18 @@ CODE = [
 ]
 STUDIES = [ROOT / "simulations/reproduce/papers", ROOT / "benchmarks"]
 OTHER = {"node": Policy, "deployment": DeploymentConfig}  # by their files
-# columns, paths and addresses of a user's own data and machines
+# columns, paths, addresses and limits of a user's own data and machines
 OF_OWN_DATA = {
-    "DeploymentConfig": (
-        "bind hosts local_nodes most_clients node_port nodes port revoked superlink_port"
-    ),
+    "DeploymentConfig": "bind hosts local_nodes most_clients "
+    "node_port nodes port revoked superlink_port",
     "EngineConfig": "ray_address",
     "Experiment": "early_stopping",
     "MlflowConfig": "experiment tracking_uri",
+    "Policy": "least_noise most_epsilon most_evaluations most_rounds plugins reply_interval",
     "PriorsConfig": "sha256 source words",
     "ReaderConfig": "item_vectors items_without_vector path verify",
-    "TableConfig": (
-        "header item item_features item_texts rating separator time time_format user "
-        "user_categories user_features"
-    ),
+    "TableConfig": "header item item_features item_texts rating "
+    "separator time time_format user user_categories user_features",
     "TensorBoardConfig": "folder",
     "UserHoldoutConfig": "halves",
 }
@@ -76,6 +74,7 @@ TUNED = {
 }
 # set by nobody yet; to be taken away
 SET_BY_NOBODY = {
+    "_PerClientConfig": "optimiser",
     "AsynchronousConfig": "staleness_exponent",
     "BiasedMfConfig": "factors",
     "DpAlsConfig": "regularisation",
@@ -84,9 +83,9 @@ SET_BY_NOBODY = {
     "DpItemMeanConfig": "delta user_damping",
     "DpMfConfig": "factors learning_rate regularisation",
     "DpSgdConfig": "private_rate",
-    "DpSvdConfig": "user_regularisation",
     "DpsgdMfConfig": "factors regularisation",
     "DpsgdPnbmConfig": "minimum_ratings",
+    "DpSvdConfig": "user_regularisation",
     "FedAvgConfig": "weighting",
     "FedgnnConfig": "embedding",
     "FedgnnStepConfig": "clip_norm noise token_key",
@@ -106,12 +105,9 @@ SET_BY_NOBODY = {
     "MetaMfConfig": "embedding hidden user",
     "MfConfig": "init_std",
     "NeumfConfig": "init_std layers tower",
-    "_PerClientConfig": "optimiser",
     "PfedrecConfig": "embedding",
     "PnbmConfig": "scale start",
     "PnbmStepConfig": "learning_rate",
-    "Policy": "least_noise most_epsilon most_evaluations most_rounds partition_id plugins"
-    " reply_interval",
     "PriorsConfig": "features noise",
     "PrivateConfig": "delta seed",
     "RatingSumsConfig": "scale",

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -59,7 +59,11 @@ def _check_parameters(
             contains a NaN, infinite or too large number.
     """
     wrong = sorted(set(arrays) ^ set(shapes)) or [
-        name for name, value in arrays.items() if not _is_sound(value, shapes[name])
+        name
+        for name, value in arrays.items()
+        if value.shape != shapes[name]
+        or value.dtype != np.float32
+        or not max(abs(value.min(initial=0)), abs(value.max(initial=0))) <= LARGEST_PARAMETER
     ]
     if wrong:
         raise RefusalError(
@@ -70,13 +74,6 @@ def _check_parameters(
             fix="continue from an earlier checkpoint with a lower learning rate, if training"
             " diverged",
         )
-
-
-def _is_sound(value: np.ndarray, shape: tuple[int, ...]) -> bool:
-    if value.shape != shape or value.dtype != np.float32:
-        return False
-    largest = max(-float(value.min()), float(value.max())) if value.size else 0.0
-    return largest <= LARGEST_PARAMETER  # false for NaN
 
 
 class DeviceNode(Node):
@@ -107,12 +104,8 @@ class DeviceNode(Node):
                 got=f"a different experiment for run {run}",
                 fix="start a new run",
             )
-        partition = self.policy.partition_id
-        super().__init__(
-            experiment, self.memory.place() if partition is None else partition, 1, None
-        )
+        super().__init__(experiment, 0, 1, None)
         self.run = run
-        self._join = files.get("join")
         self.data = files["data"]
         self.catalogue = files["catalogue"]
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
@@ -120,12 +113,7 @@ class DeviceNode(Node):
         self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
         self.least_nodes = self.policy.least_nodes
         if experiment.secure_aggregation:
-            self.identity = _identity(self._join)
-
-    @property
-    def name(self) -> str:
-        """Name of the node's folder, such as `node-2`."""
-        return super().name if self._join is None else self._join.name
+            self.identity = _identity(files.get("join"))
 
     @property
     def named_steps(self) -> dict[str, Section]:
@@ -149,18 +137,6 @@ class DeviceNode(Node):
     @cached_property
     def evaluated(self) -> np.ndarray:
         return self.population.evaluated_clients(self.experiment.evaluation.held_out)
-
-    @property
-    def validated(self) -> np.ndarray | None:
-        return None
-
-    @property
-    def work(self) -> np.ndarray | None:
-        return None
-
-    @property
-    def paths(self) -> dict[str, str]:
-        return {}
 
     @cached_property
     def noise(self) -> NoiseSource:
@@ -247,27 +223,20 @@ def _identity(join: Path | None) -> Identity:
     return identity
 
 
-@lru_cache(maxsize=8)
-def _own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]) -> DeviceNode:
-    """The node that a node configuration describes; made once per process."""
-    return DeviceNode(Experiment.model_validate_json(experiment), run, dict(settings))
-
-
 def device_node_of(context: Context) -> DeviceNode:
     """The node that the context of a real node describes.
 
     Raises:
         RefusalError: it has no data, or does not take part in the run.
     """
-    config = dict(context.node_config)
-    if "data" not in config:
+    if "data" not in context.node_config:
         raise RefusalError(
             "this node has no data",
             expected="the data file of its owner",
             fix="start the client with --data FILE",
         )
-    experiment = experiment_of(context.run_config).model_dump_json()
-    return _own_node(experiment, run_key(context.run_config), tuple(sorted(config.items())))
+    run = context.run_config
+    return DeviceNode(experiment_of(run), run_key(run), context.node_config)
 
 
 @contextmanager

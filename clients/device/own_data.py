@@ -56,7 +56,12 @@ def own_population(
     partition = (
         partition_by(experiment.split, experiment.seed_of_split, interactions)
         if part is None
-        else _partition(interactions, part)
+        else Partition(
+            training_clients=np.unique(interactions.users[part == "train"]),
+            train_rows=np.flatnonzero((part == "train") | (part == "tune")),
+            validation_rows=np.flatnonzero(part == "validation"),
+            test_rows=np.flatnonzero(part == "test"),
+        )
     )
     return Population.of_parts(experiment, interactions, partition, numbers=numbers[order])
 
@@ -137,15 +142,6 @@ def _parts(column: Columns, data: Path) -> np.ndarray | None:
             fix="correct the column part, or leave it out",
         )
     return part
-
-
-def _partition(interactions: Interactions, part: np.ndarray) -> Partition:
-    return Partition(
-        training_clients=np.unique(interactions.users[part == "train"]),
-        train_rows=np.flatnonzero((part == "train") | (part == "tune")),
-        validation_rows=np.flatnonzero(part == "validation"),
-        test_rows=np.flatnonzero(part == "test"),
-    )
 
 
 def _user_features(

@@ -79,7 +79,7 @@ _OURS = ("fedrec", "clients")
 _EPSILON_WITH_LEAST_NOISE = 20.0
 MOST = {"epochs": 1000, "negatives": 1000}
 """Largest number of epochs of a client in a round, and of negatives per positive."""
-SIMULATED = ("adversary", "devices", "perturb")
+SIMULATED = ("adversary", "compression", "devices", "perturb")
 """Sections of an experiment that only simulations have."""
 _FLOWERS = "flwr.serverapp.strategy:"
 _ROUNDING = 1e-9
@@ -101,8 +101,6 @@ class Policy(Config):
     fit the user."""
     plugins: str = Field(default="", pattern=r"^[\w., -]*$")
     """Packages other than fedrec whose components may run here, separated by commas."""
-    partition_id: int | None = Field(default=None, ge=0)
-    """Index of the node among the nodes; default: a random number of its own."""
     numbers: bool = False
     """Whether the names in the data file are the users' numbers, which then are not secret."""
     least_nodes: int = Field(default=0, ge=0)
@@ -212,8 +210,6 @@ class Policy(Config):
         yield "split", registry.SPLIT, experiment.split
         yield "step", registry.STEP, experiment.step
         yield "evaluation.fine-tune", registry.STEP, experiment.fine_tune_step()
-        if experiment.compression is not None:
-            yield "compression", registry.COMPRESSION, experiment.compression
         if experiment.privacy is not None:
             chosen = experiment.privacy.mechanism
             table = {"name": chosen} if isinstance(chosen, str) else chosen

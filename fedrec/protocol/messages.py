@@ -26,7 +26,7 @@ from fedrec.errors import RefusalError
 from fedrec.privacy.clipping import Protection
 from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
-from fedrec.protocol.updates import Change, ClientArrays, SparseUpdate, network_bytes
+from fedrec.protocol.updates import Change, ClientArrays, SparseUpdate
 from fedrec.runtime.files import MOST_TEXT, parse_json
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 
@@ -100,11 +100,6 @@ class TrainEach:
         """Select the clients at the given positions, `int64 [n]`."""
         return TrainEach(self.updates.take(indices), self.examples[indices], self.losses[indices])
 
-    def changes(self, name: str, table: np.ndarray) -> list[Change]:
-        """Each client's update of one parameter, in the order of the clients; `table` is its value
-        before, `[...]`. Zero for a parameter that clients keep private."""
-        return self.updates.changes(name, table)
-
 
 @dataclass(frozen=True, eq=False)
 class ItemQuery:
@@ -125,19 +120,6 @@ class ItemQuery:
 
 
 @dataclass(frozen=True, eq=False)
-class SentUpdate:
-    """A client's compressed update.
-
-    Attributes:
-        payloads: arrays sent for each parameter, by name.
-        share: factor of the update in the sum.
-    """
-
-    payloads: Mapping[str, Mapping[str, np.ndarray]]
-    share: float = 1.0
-
-
-@dataclass(frozen=True, eq=False)
 class TrainSum:
     """A node's sum over the clients that it trained.
 
@@ -151,8 +133,6 @@ class TrainSum:
         losses: number of clients with training examples.
         sent: bytes that its clients would send, each as a separate device (`compact`); 0 if not
             reported.
-        updates: the compressed updates, which are sent in place of their sum if they are shorter;
-            None: the sum is sent.
     """
 
     total: dict[str, Change]
@@ -162,7 +142,6 @@ class TrainSum:
     loss: float
     losses: int
     sent: int = 0
-    updates: Sequence[SentUpdate] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,8 +230,8 @@ SECURE_UNMASK = "query.secure_unmask"
 _ROWS = "#rows"
 _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
-_SHARES = "shares"  # factors of compressed updates, sent in place of their sum
-_SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
+_METRIC = "metric/"  # prefixes of metrics of clients in the answer to an evaluation
+_SUM = "sum/"  # and of sums over the clients
 _MOST_PROOF = 8192  # bytes
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
@@ -295,10 +274,6 @@ def _read_step(text: str) -> dict[str, Any]:
     return step
 
 
-def _read_clients(clients: list[int]) -> np.ndarray:
-    return np.asarray(clients, dtype=np.int64)
-
-
 def _read_held_out(name: str) -> str:
     if name not in get_args(HeldOutPart):
         raise ValueError(f"invalid held-out rows {name!r}")
@@ -316,7 +291,9 @@ def _plain(kind: type) -> dict[str, _OrderSetting]:
 
 _ORDER = {
     "round": _OrderSetting("server-round", int, 2**31, int),
-    "clients": _OrderSetting("clients", list, 2**24, np.ndarray.tolist, _read_clients),
+    "clients": _OrderSetting(
+        "clients", list, 2**24, np.ndarray.tolist, partial(np.asarray, dtype=np.int64)
+    ),
     "step": _OrderSetting("step", str, MOST_TEXT, partial(json.dumps, sort_keys=True), _read_step),
 }
 _EACH = {"each": _OrderSetting("each", bool)}
@@ -337,13 +314,12 @@ _SETTINGS: Mapping[type, Mapping[str, _OrderSetting]] = {
     **{kind: _plain(kind) for kind in Words.__subclasses__()},
 }
 """Settings by type of order, and by its field; a field that is None has no setting."""
-_TRAIN = [
-    *_SETTINGS[TrainOrder].values(),
-    *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
-    *(_OrderSetting(key, float) for key in OVERRIDES),
-]
 _ALLOWED: Mapping[str, Iterable[_OrderSetting]] = {
-    "train": _TRAIN,
+    "train": [
+        *_SETTINGS[TrainOrder].values(),
+        *(setting._replace(key=_SECURE + name) for name, setting in _SETTINGS[MaskOrder].items()),
+        *(_OrderSetting(key, float) for key in OVERRIDES),
+    ],
     "evaluate": _SETTINGS[EvaluateOrder].values(),
     ITEMS: _SETTINGS[ItemQuery].values(),
     SECURE_SHARES: _SETTINGS[ShareOrder].values(),
@@ -470,71 +446,20 @@ def pack_sum(reply: TrainSum) -> RecordDict:
         for name, change in reply.total.items()
         for key, array in _change_arrays(name, change).items()
     }
-    if reply.updates:
-        compressed = _updates_as_arrays(reply.updates)
-        if network_bytes(compressed) < network_bytes(arrays):
-            arrays = compressed
-            metrics[_SHARES] = [float(update.share) for update in reply.updates]
     return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
 
 
 def unpack_sum(content: RecordDict) -> TrainSum:
-    """Unpack a node's sum of updates, or its compressed updates."""
+    """Unpack a node's sum of updates."""
     metrics: Any = content[METRICS]
-    arrays = read_arrays(content)
     numbers: Any = {name: kind(metrics[key]) for name, (key, kind) in _SUM_METRICS.items()}
-    if _SHARES in metrics:
-        return TrainSum(
-            total={}, updates=_arrays_as_updates(arrays, list(metrics[_SHARES])), **numbers
-        )
-    return TrainSum(total=_changes(arrays), **numbers)
-
-
-# The compressed updates of a node's clients as named arrays of a message.
-
-_OF = "#"
-
-
-def _updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
-    """Flatten compressed updates to arrays named by client index, parameter and array."""
-    return {
-        _OF.join((str(index), name, key)): array
-        for index, update in enumerate(updates)
-        for name, payload in update.payloads.items()
-        for key, array in payload.items()
-    }
-
-
-def _arrays_as_updates(
-    arrays: Mapping[str, np.ndarray], shares: Sequence[float]
-) -> list[SentUpdate]:
-    """Invert `_updates_as_arrays`, on untrusted input.
-
-    Args:
-        arrays: the arrays.
-        shares: factor of each client's update.
-
-    Raises:
-        ValueError: an array has an unknown client index.
-    """
-    payloads: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
-    for label, array in arrays.items():
-        index, of_client = label.split(_OF, 1)
-        name, key = of_client.rsplit(_OF, 1)
-        if not index.isdecimal() or int(index) >= len(payloads):
-            raise ValueError(f"unknown client index {index!r}, of {len(payloads)} clients")
-        payloads[int(index)].setdefault(name, {})[key] = array
-    return [SentUpdate(*pair) for pair in zip(payloads, shares, strict=True)]
+    return TrainSum(total=_changes(read_arrays(content)), **numbers)
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
     """Pack the reply to a training message that requests the update of each client."""
-    arrays = {**reply.updates.arrays(), "examples": reply.examples, "losses": reply.losses}
-    return RecordDict(
-        {
-            ARRAYS: to_record(arrays),
-            METRICS: MetricRecord({"num-examples": int(reply.examples.sum())}),
-        }
+    return pack_arrays(
+        {**reply.updates.arrays(), "examples": reply.examples, "losses": reply.losses}
     )
 
 
@@ -562,19 +487,9 @@ def pack_table(
 ) -> RecordDict:
     """Pack the reply to an evaluation message that names clients `int64 [clients]`: one column
     `[clients]` per metric, and sums over the clients."""
-    values = np.empty((len(clients), len(columns)))
-    for index, column in enumerate(columns.values()):
-        values[:, index] = column
-    arrays = {"clients": clients.astype(np.int64), "values": values}
-    arrays |= add_prefix({_SUM: sums or {}})
-    config = ConfigRecord({"columns": list(columns)})
-    return RecordDict(
-        {
-            ARRAYS: to_record(arrays),
-            CONFIG: config,
-            METRICS: MetricRecord({"num-examples": len(clients)}),
-        }
-    )
+    values = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
+    named = add_prefix({_METRIC: values, _SUM: sums or {}})
+    return pack_arrays({"clients": clients.astype(np.int64), **named})
 
 
 def unpack_table(
@@ -584,17 +499,15 @@ def unpack_table(
     its sums over the clients.
 
     Raises:
-        ValueError: they do not match, or two columns have the same name.
+        ValueError: a column has not a number for each client.
     """
     arrays = writable_arrays(content)
     clients = arrays["clients"]
-    values = arrays["values"]
-    names = [str(name) for name in _config_of(content)["columns"]]  # type: ignore[union-attr]
-    if clients.ndim != 1 or values.shape != (len(clients), len(names)):
-        raise ValueError(f"metrics {list(values.shape)} for {len(names)} names")
-    if len(set(names)) < len(names):
-        raise ValueError("duplicate column names")
-    return clients, dict(zip(names, values.T, strict=True)), strip_prefix(_SUM, arrays)
+    columns = strip_prefix(_METRIC, arrays)
+    wrong = [name for name, column in columns.items() if column.shape != clients.shape]
+    if clients.ndim != 1 or wrong:
+        raise ValueError(f"{len(clients)} clients, and other numbers of metrics {wrong[:3]}")
+    return clients, columns, strip_prefix(_SUM, arrays)
 
 
 _PRESENCE_ARRAYS = ("training", "evaluated", "work", "validated")

@@ -11,7 +11,6 @@ times.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 from collections.abc import Iterable, Mapping
@@ -21,14 +20,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedrec.protocol import updates
+from fedrec.protocol.secure import listed, unlisted
 from fedrec.runtime.files import MOST_JSON, parse_json
 from fedrec.runtime.shared_memory import SharedArray, is_shared, kept_open, private
 
-# Several arrays as one byte string: a length, a table of contents, and the arrays' bytes. Flower
-# requests every array, and every piece of a large one, in a separate call. A round of a small model
-# is then a few hundred calls, which cost more than their content.
-
-_LENGTH_BYTES = 8
+# Several arrays as one byte string: a table of contents, and the arrays' bytes. Flower requests
+# every array, and every piece of a large one, in a separate call. A round of a small model is then
+# a few hundred calls, which cost more than their content.
 
 
 class PackedArray(NamedTuple):
@@ -44,48 +42,26 @@ class PackedArray(NamedTuple):
 def packed(parts: Iterable[PackedArray]) -> bytes:
     """Pack arrays into bytes, in order."""
     parts = list(parts)
-    header = _header(tuple((*part[:4], len(part.data)) for part in parts))
-    return b"".join(
-        [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(part.data for part in parts)]
-    )
-
-
-@functools.lru_cache(maxsize=16)  # clients save arrays of the same names, types and shapes
-def _header(table: tuple[tuple[Any, ...], ...]) -> bytes:
-    return json.dumps(table).encode()
-
-
-@functools.lru_cache(maxsize=16)
-def _table(header: bytes) -> list[Any]:
-    return parse_json(header, MOST_JSON)
+    table = json.dumps([part[:-1] for part in parts]).encode()
+    return listed([table, *(part.data for part in parts)])
 
 
 def opened(data: bytes) -> list[PackedArray]:
     """Unpack the arrays from the result of `packed`, which is untrusted input.
 
     Raises:
-        ValueError: it is truncated, too long, or names a part twice.
+        ValueError: it is truncated, has excess arrays, or names an array twice.
         Exception: the table of contents is malformed.
     """
-    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    parts: list[PackedArray] = []
-    for name, dtype, shape, stype, length in _table(bytes(data[_LENGTH_BYTES:start])):
-        if not isinstance(length, int) or not 0 <= length <= len(data) - start:
-            raise ValueError(
-                f"array {name!r} is cut off: expected {length} bytes, got {len(data) - start}"
-            )
-        parts.append(
-            PackedArray(
-                str(name),
-                str(dtype),
-                tuple(map(int, shape)),
-                str(stype),
-                data[start : start + length],
-            )
+    header, *contents = unlisted(data)
+    parts = [
+        PackedArray(str(name), str(dtype), tuple(map(int, shape)), str(stype), content)
+        for (name, dtype, shape, stype), content in zip(
+            parse_json(header, MOST_JSON), contents, strict=True
         )
-        start += length
-    if start != len(data) or len({part.name for part in parts}) != len(parts):
-        raise ValueError(f"{len(data) - start} excess bytes, or a duplicate name")
+    ]
+    if len({part.name for part in parts}) != len(parts):
+        raise ValueError("a duplicate name")
     return parts
 
 
@@ -105,9 +81,7 @@ class _ZeroCopyArray(Array):
 
     def __init__(self, live: np.ndarray) -> None:
         # Flower's own attribute setter updates derived values, which do not exist yet.
-        vars(self).update(
-            live=live, dtype=_spelling(live.dtype), shape=tuple(live.shape), stype=_NUMPY
-        )
+        vars(self).update(live=live, dtype=str(live.dtype), shape=tuple(live.shape), stype=_NUMPY)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -126,12 +100,6 @@ class _ZeroCopyArray(Array):
         if isinstance(self.live, SharedArray) and is_shared(self.live):
             return _OpenedArray, self.live.place
         return _ZeroCopyArray, (np.asarray(self.live, order="C"),)
-
-
-# formatting a type takes numpy longer than everything else for a small array
-@functools.lru_cache
-def _spelling(kind: np.dtype) -> str:
-    return str(kind)
 
 
 class _OpenedArray(_ZeroCopyArray):

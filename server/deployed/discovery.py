@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from flwr.serverapp import Grid
 from fedrec.errors import ClientError, EngineError
 from fedrec.protocol.messages import HELLO, INITIAL, Presence, read_arrays, unpack_presence
 from fedrec.runtime.files import open_atomically
+from fedrec.runtime.process import Backoff
 from server.checkpoint import reading
 from server.nodes import Roster, is_refusal, reason_of
 
@@ -55,11 +57,7 @@ def _read_roster(file: Path) -> dict[int, Presence]:
     with reading(file, expected, fix), np.load(file, allow_pickle=False) as arrays:
         nodes = dict.fromkeys(name.partition("/")[0] for name in arrays)
         return {
-            int(node): Presence(
-                int(arrays[f"{node}/partition"]),
-                _clean(arrays[f"{node}/training"]),
-                _clean(arrays[f"{node}/evaluated"]),
-            )
+            int(node): _hosted(arrays[f"{node}/training"], arrays[f"{node}/evaluated"])
             for node in nodes
         }
 
@@ -67,21 +65,21 @@ def _read_roster(file: Path) -> dict[int, Presence]:
 def _write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
     """Write the roster for `_read_roster`, readable by its owner only."""
     arrays = {
-        f"{node}/{name}": np.asarray(getattr(presence, name))
+        f"{node}/{name}": getattr(presence, name)
         for node, presence in nodes.items()
-        for name in ("partition", "training", "evaluated")
+        for name in ("training", "evaluated")
     }
     with open_atomically(file, mode=0o600) as opened:
         np.savez(opened, allow_pickle=False, **arrays)
 
 
+@dataclass
 class _Trouble:
     """Why a node has not joined, and the number of polls without it."""
 
-    def __init__(self, reason: str, refused: bool = False) -> None:
-        self.reason = " ".join(reason.split())[:_LONGEST]
-        self.refused = refused
-        self.pause = _ASK_AGAIN
+    reason: str = "did not announce its clients"
+    refused: bool = False
+    pause: int = _ASK_AGAIN
 
 
 class Discovery:
@@ -117,11 +115,9 @@ class Discovery:
 
     @property
     def roster(self) -> Roster:
-        """All nodes seen so far, ordered by reported partition and id."""
-        ordered = sorted(self._known.items(), key=lambda pair: (pair[1].partition, pair[0]))
-        return Roster(
-            tuple(node for node, _ in ordered), tuple(presence for _, presence in ordered)
-        )
+        """All nodes seen so far, ordered by id."""
+        nodes = tuple(sorted(self._known))
+        return Roster(nodes, tuple(self._known[node] for node in nodes))
 
     def wait_for(self, nodes: int) -> Roster:
         """Wait until `nodes` nodes have joined, and return the roster.
@@ -129,13 +125,11 @@ class Discovery:
         Raises:
             EngineError: they did not join before the timeout.
         """
-        pause = 0.2
+        pauses = Backoff(0.2, 2.0, growth=2.0)
         waited = 0.0
         while True:
             self.refresh_roster()
-            if len(self._known) >= nodes and any(
-                len(presence.training) for presence in self._known.values()
-            ):
+            if len(self._known) >= nodes and len(self.roster.training):
                 return self.roster
             self._check_refusals(nodes)
             if waited >= self.timeout:
@@ -145,9 +139,9 @@ class Discovery:
                     got=self._joined_and_not(),
                     fix="start nodes, fix those that failed, or lower engine.nodes",
                 )
+            pause = pauses.next()
             self._sleep(pause)
             waited += pause
-            pause = min(2 * pause, 2.0)
 
     def _check_refusals(self, nodes: int) -> None:
         """Raise an error at once if too many nodes refuse the run and no reply is outstanding; they
@@ -180,9 +174,11 @@ class Discovery:
             return False
         messages = [Message(RecordDict(), node, HELLO) for node in strangers]
         announced: dict[int, Presence] = {}
-        trouble = {node: _Trouble("did not announce its clients") for node in strangers}
+        trouble = {node: _Trouble() for node in strangers}
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
             node = reply.metadata.src_node_id
+            if trouble.pop(node, None) is None:
+                continue  # it was not asked
             try:
                 if reply.has_error():
                     text = f"failed: {reason_of(reply.error)}"
@@ -191,13 +187,11 @@ class Discovery:
                     announced[node] = self._presence_in(reply.content)
             except Exception as error:  # untrusted input may be anything
                 trouble[node] = _Trouble(f"sent an invalid list of clients: {error}")
-        for node in strangers:
-            if node in announced:
-                self._trouble.pop(node, None)
-            else:
-                self._trouble[node] = trouble[node]
-                log.warning("node %d: %s", node, trouble[node].reason)
-        joined = self._owned({n: announced[n] for n in sorted(announced) if n in strangers})
+        self._trouble = {n: t for n, t in self._trouble.items() if n not in strangers} | trouble
+        for node, problem in trouble.items():
+            problem.reason = " ".join(problem.reason.split())[:_LONGEST]
+            log.warning("node %d: %s", node, problem.reason)
+        joined = self._owned({node: announced[node] for node in sorted(announced)})
         for node, presence in joined.items():
             log.info("node %d joined with %d clients", node, len(presence.training))
         self._known |= joined
@@ -212,8 +206,7 @@ class Discovery:
             ValueError: they are not ids, or too many.
         """
         unpacked = unpack_presence(content)
-        clients = _clean(unpacked.training), _clean(unpacked.evaluated)
-        presence = Presence(unpacked.partition, *clients)
+        presence = _hosted(unpacked.training, unpacked.evaluated)
         claimed = len(_ids([presence]))
         if claimed > self.most:
             raise ValueError(f"claims {claimed} clients, more than the {self.most} it may host")
@@ -237,21 +230,24 @@ class Discovery:
             foreign = np.isin(_ids([presence]), taken)
             if foreign.any():
                 log.warning("node %d announces %d clients of other nodes", node, int(foreign.sum()))
-            training, evaluated = (
-                ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated)
+            owned[node] = Presence(
+                0, np.setdiff1d(presence.training, taken), np.setdiff1d(presence.evaluated, taken)
             )
-            owned[node] = Presence(presence.partition, training, evaluated)
         return owned
 
 
+def _hosted(training: np.ndarray, evaluated: np.ndarray) -> Presence:
+    """The clients of a real node, whatever else it reports.
+
+    Raises:
+        ValueError: they are not ids.
+    """
+    return Presence(0, _clean(training), _clean(evaluated))
+
+
 def _clean(ids: np.ndarray) -> np.ndarray:
-    if (
-        ids.ndim != 1
-        or ids.dtype != np.int64
-        or len(ids) > MOST_CLIENTS
-        or (len(ids) and ids.min() < 0)
-    ):
-        raise ValueError(f"expected at most {MOST_CLIENTS} whole numbers >= 0")
+    if ids.ndim != 1 or ids.dtype != np.int64 or (ids < 0).any():
+        raise ValueError("expected whole numbers >= 0")
     distinct = np.unique(ids)
     if len(distinct) != len(ids):
         raise ValueError("duplicate client")

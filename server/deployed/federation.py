@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,7 @@ class DeployedFederation(Federation):
         )
         super().__init__(experiment, grid)
         self._deployed = grid
-        self.validator = ReplyValidator(self.dropped, experiment)
+        self.validator = ReplyValidator(self.dropped)
 
     def refresh_roster(self) -> bool:
         """Look for new nodes; returns True if `roster` has changed."""
@@ -120,11 +120,12 @@ class DeployedFederation(Federation):
 
 def _check_simulated(experiment: Experiment) -> None:
     """Check that the experiment has no table for simulated devices."""
-    for name in ("devices", "asynchronous"):
+    for name in ("compression", "devices", "asynchronous"):
         if getattr(experiment, name) is not None:
+            instead = "; [closing] with a deadline does not wait for slow devices"
             raise ExperimentError(
                 f"[{name}] applies only to simulated devices, and these nodes are real",
-                fix="leave it out; [closing] with a deadline does not wait for slow devices",
+                fix="leave it out" + ("" if name == "compression" else instead),
             )
 
 
@@ -217,32 +218,29 @@ class DeployedGrid(Grid):
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         return self._grid.create_message(*args, **kwargs)
 
-    def get_nodes(self) -> Iterable[Any]:
-        return self._grid.get_nodes()
-
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the nodes with a recent heartbeat."""
         return self._patiently(lambda: list(self._grid.get_node_ids()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._push(list(messages), math.inf)
+        return list(self._push(list(messages), math.inf))
 
-    def _push(self, messages: list[Message], deadline: float) -> list[str]:
-        """Push messages that expire at a deadline; repeated while the server is offline. Messages
-        not sent by then have an empty identifier."""
+    def _push(self, messages: list[Message], deadline: float) -> dict[str, Message]:
+        """Push messages that expire at a deadline; repeated while the server is offline. Returns
+        those that were sent by then, by identifier."""
         packed: dict[int, ArrayRecord] = {}
         for message in messages:
             for_the_network(message.content, packed)
 
-        pushed: list[str] = []
+        pushed: dict[str, Message] = {}
         for first in range(0, len(messages), _AT_ONCE):
             left = deadline - self._clock()
             if left <= 0:
                 log.warning("%d messages were not sent before the deadline", len(messages) - first)
-                return [*pushed, *[""] * (len(messages) - first)]
-            pushed += self._patiently(
-                partial(self._push_some, messages[first : first + _AT_ONCE], left)
-            )
+                break
+            some = messages[first : first + _AT_ONCE]
+            identifiers = self._patiently(partial(self._push_some, some, left))
+            pushed.update(zip(identifiers, some, strict=True))
         return pushed
 
     def _push_some(self, messages: list[Message], timeout: float) -> list[str]:
@@ -281,59 +279,52 @@ class DeployedGrid(Grid):
         if not messages:
             return []
         online = self._present(timeout)
-        nodes = dict.fromkeys(message.metadata.dst_node_id for message in messages)
-        ready = {node for node in nodes if self._asks(node, online)}
-        sent = [message for message in messages if message.metadata.dst_node_id in ready]
+        sent = [m for m in messages if self._asks(m.metadata.dst_node_id, online)]
         # With a time to live: a node that comes online later must not work on an expired message.
         deadline = math.inf if timeout is None else self._clock() + timeout
-        pushed = zip(self._push(sent, deadline), sent, strict=True)
-        waiting = {identifier: message for identifier, message in pushed if identifier}
+        waiting = self._push(sent, deadline)
         replies: list[Message] = []
-        for arrived in self._arriving(waiting, deadline):
-            replies += arrived
-            good = [reply for reply in replies if not reply.has_error()]
-            if enough is not None and enough(good):
-                break
-        return replies
-
-    def _arriving(self, waiting: dict[str, Message], deadline: float) -> Iterator[list[Message]]:
-        """Poll for replies until all messages have one, or the deadline has passed.
-
-        Args:
-            waiting: messages by identifier; those with a reply are removed.
-            deadline: by the grid's clock; infinity: never.
-
-        Yields:
-            Replies of each poll, which may be errors of nodes. Each has the group of its message,
-            whatever the node sent.
-        """
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:
             # Poll once more after a deadline: pulling one reply in pieces may have delayed others.
             late = self._clock() >= deadline
-            arrived = []
-            for reply in self.pull_messages(list(waiting)):
-                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if asked is None:  # a second reply to a message is ignored
-                    continue
-                node = asked.metadata.dst_node_id
-                if reply.has_error() and reply.error.code in _EXPIRED:
-                    self._missed_by(node)
-                    continue
-                reply.metadata.group_id = asked.metadata.group_id
-                if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
-                    # the SuperLink replies for a lost node
-                    reply.metadata.__dict__["_src_node_id"] = node
-                arrived.append(reply)
-                self._missed[node] = 0
-                pauses.restart()
+            arrived = self._arrived(waiting)
+            replies += arrived
+            if enough is not None and enough([reply for reply in replies if not reply.has_error()]):
+                break
             if late:
                 for message in waiting.values():
                     self._missed_by(message.metadata.dst_node_id)
-                waiting.clear()
-            yield arrived
+                break
+            if arrived:
+                pauses.restart()
             if waiting:
                 self._sleep(max(0.0, min(pauses.next(), deadline - self._clock())))
+        return replies
+
+    def _arrived(self, waiting: dict[str, Message]) -> list[Message]:
+        """Poll once for replies, which may be errors of nodes. Each has the group of its message,
+        whatever the node sent.
+
+        Args:
+            waiting: messages by identifier; those with a reply are removed.
+        """
+        arrived = []
+        for reply in self.pull_messages(list(waiting)):
+            asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if asked is None:  # a second reply to a message is ignored
+                continue
+            node = asked.metadata.dst_node_id
+            if reply.has_error() and reply.error.code in _EXPIRED:
+                self._missed_by(node)
+                continue
+            reply.metadata.group_id = asked.metadata.group_id
+            if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
+                # the SuperLink replies for a lost node
+                reply.metadata.__dict__["_src_node_id"] = node
+            arrived.append(reply)
+            self._missed[node] = 0
+        return arrived
 
     def _missed_by(self, node: int) -> None:
         """Record that a node missed a deadline."""

@@ -16,17 +16,14 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
 
-from fedrec.compression.codec import Codec, clip_factor
 from fedrec.evaluation.tables import ROWS
-from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import (
-    SentUpdate,
     TrainEach,
     TrainOrder,
     TrainSum,
@@ -38,16 +35,7 @@ from fedrec.protocol.messages import (
     unpack_order,
     unpack_sum,
 )
-from fedrec.protocol.updates import (
-    Change,
-    ClientArrays,
-    SparseUpdate,
-    added,
-    dense_change,
-    network_bytes,
-    numbers_in,
-    scaled,
-)
+from fedrec.protocol.updates import Change, ClientArrays, SparseUpdate, numbers_in, scaled
 from fedrec.secure.vector import shapes_of, vector_bytes
 from server.nodes import DroppedReplies
 from strategies.dp import is_change
@@ -61,8 +49,8 @@ Key = tuple[int, int | None]
 Theta = Mapping[str, np.ndarray]
 """Parameters of a round, which were sent to the nodes."""
 Reply = TrainSum | TrainEach
-Sizes = Mapping[int | None, float]
-"""Sizes or factors by client; those of a sum by None."""
+Sizes = Mapping[Key, float]
+"""Sizes of replies, or factors that scale them down."""
 LARGER = 10.0
 """Largest size of a reply, in units of the usual one."""
 LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
@@ -72,10 +60,9 @@ _FAR_ERROR = 1000.0
 _FAR_ROWS = 100.0
 """Largest error, or number of held-out rows, of a client, in units of the usual one."""
 _LARGEST = 1e9  # of metrics without a bound
-_MOST_ROWS = 2**31  # of a table
 
 
-def _norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, float]:
+def _norm_bounds(sizes: Sizes, earlier: deque[float]) -> dict[Key, float]:
     """Scale factors in (0, 1) of replies above the usual size (norm bounding, Sun et al. 2019, with
     a bound that follows the replies).
 
@@ -112,13 +99,9 @@ class ReplyValidator:
 
     Args:
         dropped: records rejected and scaled replies.
-        experiment: defines the nodes' compression; None: they send sums.
     """
 
-    def __init__(
-        self, dropped: DroppedReplies | None = None, experiment: Experiment | None = None
-    ) -> None:
-        self._experiment = experiment
+    def __init__(self, dropped: DroppedReplies | None = None) -> None:
         self._dropped = dropped or DroppedReplies()
         # by step, as updates of different phases are not comparable
         self._earlier = defaultdict[tuple[str, str], deque[float]](
@@ -155,8 +138,7 @@ class ReplyValidator:
         return [answer.message for answer in good.values()]
 
     def _valid(self, message: Message, order: TrainOrder, theta: Theta) -> Reply:
-        """Read a reply; compressed updates are replaced in it by their sum, and invalid clients are
-        removed.
+        """Read a reply, from which invalid clients are removed.
 
         Raises:
             ValueError: the reply does not match the order.
@@ -173,11 +155,6 @@ class ReplyValidator:
             message.content = pack_each(each)
             return each
         reply = unpack_sum(message.content)
-        codec = None if self._experiment is None else Codec.of(self._experiment, order.round)
-        if codec is not None and reply.updates is not None:
-            sent = network_bytes(read_arrays(message.content))
-            reply = replace(_decompressed(reply, codec, order, theta), sent=sent)
-            message.content = pack_sum(reply)
         _check_sum(reply, order, theta)
         return reply
 
@@ -189,50 +166,48 @@ class ReplyValidator:
         """Scale down the replies, by node, that are much larger than usual, in their messages."""
         steps = (answer.order.step for answer in answers.values())  # the same for all nodes
         step = str(next(steps, None))
-        of_node = {node: _sizes(answer, theta) for node, answer in answers.items()}
-        factors = defaultdict[int, tuple[dict, dict]](lambda: ({}, {}))
+        factors: list[Sizes] = []
         texts = defaultdict[Key, list[str]](list)
-        for index, kind in enumerate(_SIZES):
-            sizes = {
-                (node, client): size
-                for node, both in of_node.items()
-                for client, size in both[index].items()
-            }
-            for key, factor in _norm_bounds(sizes, self._earlier[kind, step]).items():
-                factors[key[0]][index][key[1]] = factor
+        for kind, sizes in zip(_SIZES, _sizes(answers, theta), strict=True):
+            factors.append(_norm_bounds(sizes, self._earlier[kind, step]))
+            for key, factor in factors[-1].items():
                 texts[key].append(f"{kind} {sizes[key]:.3g} counts as {sizes[key] * factor:.3g}")
         for (node, client), parts in sorted(texts.items(), key=str):
             who = "" if client is None else f"client {client}: "
             reason = f"{who}{', '.join(parts)}, {LARGER:g} times the usual"
             log.warning("node %d: %s", node, reason)
             self._dropped.bounded(node, reason)
-        for node, both in factors.items():
-            answers[node].message.content = _scaled(answers[node], theta, *both)
+        for node in {node for node, _ in texts}:
+            answers[node].message.content = _scaled(node, answers[node], theta, *factors)
 
 
-def _sizes(answer: _Answer, theta: Theta) -> tuple[Sizes, Sizes]:
+def _sizes(answers: Mapping[int, _Answer], theta: Theta) -> tuple[Sizes, Sizes]:
     """Norms of updates, and numbers of examples of a client; without those that are never scaled:
     sums under differential privacy."""
-    reply = answer.reply
-    if isinstance(reply, TrainEach):
-        norms = np.sqrt(_squares_of_each(reply.updates)).tolist()
-        return dict(zip(reply.clients.tolist(), norms, strict=True)), {}
-    if answer.order.protection is not None:
-        return {}, {}
-    norm = _norm(reply.total, theta) / max(reply.weight, 1.0)
-    return {None: norm}, {None: reply.examples / max(reply.clients, 1)}
+    norms: dict[Key, float] = {}
+    examples: dict[Key, float] = {}
+    for node, (_, order, reply) in answers.items():
+        if isinstance(reply, TrainEach):
+            each = np.sqrt(_squares_of_each(reply.updates)).tolist()
+            norms.update(((node, c), n) for c, n in zip(reply.clients.tolist(), each, strict=True))
+        elif order.protection is None:
+            norms[node, None] = _norm(reply.total, theta) / max(reply.weight, 1.0)
+            examples[node, None] = reply.examples / max(reply.clients, 1)
+    return norms, examples
 
 
-def _scaled(answer: _Answer, theta: Theta, norms: Sizes, examples: Sizes) -> RecordDict:
-    """Content of a message whose reply is scaled by factors for norms and numbers of examples."""
+def _scaled(node: int, answer: _Answer, theta: Theta, norms: Sizes, examples: Sizes) -> RecordDict:
+    """Content of a node's message whose reply is scaled by factors for norms and numbers of
+    examples."""
     content = answer.message.content
     order = answer.order
     reply = answer.reply
     if isinstance(reply, TrainEach):
-        return pack_each(_scaled_clients(reply, norms))
-    fewer = examples.get(None, 1.0)
+        factors = [norms.get((node, client), 1.0) for client in reply.clients.tolist()]
+        return pack_each(_scaled_clients(reply, np.array(factors)))
+    fewer = examples.get((node, None), 1.0)
     share = fewer if order.clients is not None and order.weighting == "examples" else 1.0
-    total = scaled(reply.total, norms.get(None, 1.0) * share)
+    total = scaled(reply.total, norms.get((node, None), 1.0) * share)
     count = round(reply.examples * fewer)
     if order.clients is not None:
         return pack_sum(replace(reply, total=total, examples=count, weight=reply.weight * share))
@@ -344,10 +319,9 @@ def _sound_clients(
     return reply.take(np.flatnonzero(sound)), reply.clients[~sound].tolist()
 
 
-def _scaled_clients(reply: TrainEach, norms: Sizes) -> TrainEach:
-    """Reply with the updates scaled by the factor of each client."""
+def _scaled_clients(reply: TrainEach, factors: np.ndarray) -> TrainEach:
+    """Reply with the updates scaled by the factor of each client, `[C]`."""
     updates = reply.updates
-    factors = np.array([norms.get(client, 1.0) for client in reply.clients.tolist()])
     of_rows = factors[updates.requests.owners]
 
     def times(arrays: Mapping[str, np.ndarray], by: np.ndarray) -> dict[str, np.ndarray]:
@@ -387,7 +361,7 @@ def _check_parameters(updates: ClientArrays, theta: Theta) -> None:
         if value.shape != shapes[name] or value.dtype.kind != "f":
             raise ValueError(f"{name!r} has a wrong shape or type")
     items = requests.items
-    rows = min((len(theta[name]) for name in updates.rows), default=_MOST_ROWS)
+    rows = min((len(theta[name]) for name in updates.rows), default=0)
     inside = (items >= 0) & (items < rows)
     if not inside.all() or (np.diff(updates.requests.owners * rows + items) <= 0).any():
         raise ValueError("unknown or duplicate rows")
@@ -404,59 +378,6 @@ def _squares_of_each(updates: ClientArrays) -> np.ndarray:
         each = np.square(value.reshape(len(value), -1), dtype=np.float64).sum(axis=1)
         total += np.bincount(updates.requests.owners, each, clients)
     return total
-
-
-# Sums of the compressed updates that real nodes send.
-
-
-def _decompressed(reply: TrainSum, codec: Codec, order: TrainOrder, theta: Theta) -> TrainSum:
-    """Replace the compressed updates in a reply, which is untrusted input, by their sum. Updates
-    are clipped here too, if the node has not.
-
-    Raises:
-        ValueError: it cannot be decoded, has more clients than requested, or other weights.
-        Exception: an array is malformed.
-    """
-    updates = reply.updates or ()
-    asked = 0 if order.clients is None else len(order.clients)
-    if len(updates) > asked:
-        raise ValueError(f"updates of {len(updates)} clients, but {asked} were requested")
-    shares = [update.share for update in updates]
-    weighted = order.protection is None and order.weighting == "examples"
-    if weighted and not (min(shares, default=0.0) >= 0 and sum(shares) <= reply.weight):
-        raise ValueError("weights of updates do not match those of the clients")
-    if not weighted and any(share != 1 for share in shares):
-        raise ValueError("weights of updates are not uniform")
-    names = list(theta) if order.protection is None else order.protection.names
-    tables = {name: theta[name] for name in names}
-    decoded = [_decoded(codec, update, order, tables) for update in updates]
-    total = {
-        name: _sum([update[name] for update in decoded if name in update], table)
-        for name, table in tables.items()
-    }
-    return replace(reply, total=total, updates=None)
-
-
-def _decoded(codec: Codec, sent: SentUpdate, order: TrainOrder, theta: Theta) -> dict[str, Change]:
-    strange = set(sent.payloads) - set(theta)
-    if strange:
-        raise ValueError(f"unknown parameters {sorted(strange)[:3]}")
-    update = codec.decoded(sent.payloads, {name: value.shape for name, value in theta.items()})
-    _check_changes(update, theta)
-    factor = sent.share
-    if order.protection is not None:
-        factor *= clip_factor(update, order.protection.clip)
-    return scaled(update, factor)
-
-
-def _sum(changes: Sequence[Change], table: np.ndarray) -> Change:
-    """Sum of changes of a table `[...]`, in its type; sparse if less than half of it changed."""
-    if not changes:
-        return np.zeros_like(table)
-    total = reduce(partial(added, table=table), changes)
-    if isinstance(total, SparseUpdate) and 2 * len(total.rows) < len(table):
-        return replace(total, values=total.values.astype(table.dtype))
-    return dense_change(total, table).astype(table.dtype)
 
 
 # Metrics.

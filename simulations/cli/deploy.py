@@ -160,7 +160,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
     show(operator.process_table(states))
     if any(state.name == "superlink" and state.healthy for state in states):
         with Control(deployment) as control:
-            show(operator.node_table(deployment, control.nodes()))
+            show(operator.node_table(control.nodes()))
             names = control.names()
             for run in control.runs()[:10]:
                 details = with_names(run.details, names)
@@ -225,20 +225,11 @@ def _follow(deployment, run_folder) -> None:
     with closing(Progress()) as progress:
         result = launch.wait(deployment, run_folder, identifier, callback=progress)
     print_table(result)
-    typer.echo(f"Next:\n{_next(result.folder)}\nRun folder:", err=True)
+    # a container writes only into its volumes
+    name = quote(str(result.folder))
+    output = f"{name}/report.html" if os.environ.get(IN_CONTAINER) else "report.html"
+    typer.echo(f"Next:\n  fedrec report {name} -o {output}\nRun folder:", err=True)
     typer.echo(result.folder)
-
-
-def _next(folder: Path) -> str:
-    """Commands for the results of a run. A container writes only into its volumes, so its report
-    goes into the run folder, which is then copied."""
-    name = quote(str(folder))
-    if not os.environ.get(IN_CONTAINER):
-        return f"  fedrec report {name} -o report.html"
-    return (
-        f"  docker compose run --rm operator report {name} -o {name}/report.html\n"
-        f"  docker compose cp serverapp:{name} ."
-    )
 
 
 # `fedrec client`: one real client on its own data.

@@ -48,8 +48,8 @@ class ClientPlan:
     Args:
         join: folder from the operator: `node.key`, `ca.crt`, `catalogue.json`.
         superlink: HOST:PORT of the deployment's gateway.
-        data: CSV file of the hosted users; default: `data.csv` in the folder, if it exists; not
-            needed by a SuperNode alone.
+        data: CSV file of the hosted users, which a SuperNode alone does not need; default:
+            `data.csv` in the folder.
         state: folder of the private state: private parameters, spent budgets, logs; default:
             `state` in the folder.
         host: address at which the executor reaches the SuperNode.
@@ -77,9 +77,7 @@ class ClientPlan:
     ) -> None:
         self.join = join.expanduser().resolve()
         self.superlink = superlink
-        if data is None and (self.join / "data.csv").is_file():
-            data = self.join / "data.csv"
-        self.data = None if data is None else data.expanduser().resolve()
+        self.data = (data or self.join / "data.csv").expanduser().resolve()
         self.catalogue = self.join / "catalogue.json"
         self.state = (state or self.join / "state").expanduser().resolve()
         self.meeting = self.state / "meeting"
@@ -100,7 +98,7 @@ class ClientPlan:
             ExperimentError: a setting is unknown, or its value is wrong.
             DataError: the data or the catalogue are missing, or do not match.
         """
-        for path in (self.join, self.state, *([] if self.data is None else [self.data])):
+        for path in (self.join, self.state, self.data):
             check_path(path)  # they are part of Flower's node configuration
         if part != "executor":
             _check_keys(self.join)
@@ -114,9 +112,8 @@ class ClientPlan:
         Raises:
             DataError: see `check`.
         """
-        if self.data is None or not self.data.is_file():
-            file = self.join / "data.csv" if self.data is None else self.data
-            raise missing_file("the data file", file, "give --data FILE")
+        if not self.data.is_file():
+            raise missing_file("the data file", self.data, "give --data FILE")
         if not self.catalogue.is_file():
             fix = "ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it"
             raise missing_file("the catalogue", self.catalogue, fix)
@@ -124,10 +121,9 @@ class ClientPlan:
 
     def node_config(self) -> str:
         """Flower's node configuration, which the SuperNode sends only to the executor."""
-        table = {"private-dir": str(self.state), **self.config}
-        if self.data is not None:
-            files = {"data": self.data, "catalogue": self.catalogue, "join": self.join}
-            table |= {name: str(file) for name, file in files.items()}
+        files = {"data": self.data, "catalogue": self.catalogue, "join": self.join}
+        named = {name: str(file) for name, file in {"private-dir": self.state, **files}.items()}
+        table = {**self.config, **named}
         return " ".join(f"{name}={json.dumps(value)}" for name, value in table.items())
 
 
@@ -165,7 +161,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
         private_folder(private_folder(plan.state) / meeting.name)
     if not secret.exists() or days_left((meeting / "node.crt").read_bytes()) <= RENEWED_DAYS:
         authority = Authority.create("fedrec node")
-        issued = authority.issue([plan.host, "localhost", "127.0.0.1"])
+        issued = authority.issue(plan.host, [plan.host, "localhost", "127.0.0.1"])
         write_private(meeting / "ca.crt", authority.issued.certificate)  # its key is not stored
         write_private(meeting / "node.crt", issued.certificate)
         write_private(meeting / "node.key", issued.key)
@@ -197,7 +193,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
     executor = executor_flags(
         f"{plan.host}:{plan.port}", meeting / "ca.crt", meeting / "node.secret"
     )
-    data = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
+    data = {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
     return [
         Process("supernode", ("supernode", *_supernode_flags(plan)), home),
         Process("executor", ("executor", *executor), {**home, **data}),

@@ -23,9 +23,8 @@ import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import httpx
 import uvicorn
@@ -81,8 +80,7 @@ EARLIEST = 5.0
 """Seconds that a timestamp may be ahead of this machine's clock."""
 
 
-@dataclass(frozen=True)
-class NodeSignature:
+class NodeSignature(NamedTuple):
     """Signature of a call.
 
     Attributes:

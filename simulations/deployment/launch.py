@@ -102,12 +102,7 @@ def run_key(folder: RunFolder) -> str:
 
 
 def wait(
-    deployment: Deployment,
-    folder: RunFolder,
-    run: int,
-    *,
-    poll: float = 1.0,
-    callback: Callback | None = None,
+    deployment: Deployment, folder: RunFolder, run: int, *, callback: Callback | None = None
 ) -> Result:
     """Wait for the end of a run.
 
@@ -115,7 +110,6 @@ def wait(
         deployment: the deployment.
         folder: the run folder.
         run: Flower's id of the run.
-        poll: seconds between two status checks.
         callback: called at the start and after each round recorded in the run folder.
 
     Raises:
@@ -123,7 +117,7 @@ def wait(
             rounds.
     """
     watch = RunWatch(folder, [] if callback is None else [callback])
-    ended = _end_of(deployment, run, poll, watch)
+    ended = _end_of(deployment, run, watch)
     watch.look()
     status = folder.status()
     if status["state"] == "finished":
@@ -140,7 +134,7 @@ def wait(
     )
 
 
-def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> RunState:
+def _end_of(deployment: Deployment, run: int, watch: RunWatch) -> RunState:
     """Wait for the final status of a run in Flower, also while the SuperLink restarts."""
     heard = time.monotonic()
     with Control(deployment) as control:
@@ -158,7 +152,7 @@ def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> R
                         fix=f"fedrec deploy up {deployment.path}",
                     ) from None
             watch.look()
-            time.sleep(poll)
+            time.sleep(1.0)
 
 
 def resumable(path: Path) -> RunFolder:

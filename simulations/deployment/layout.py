@@ -11,14 +11,12 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import tomli_w
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -28,13 +26,13 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import Field, field_validator, model_validator
 
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import RunError
 from fedrec.runtime.files import open_atomically, read_toml, require_new_folder, write_atomically
-from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED, USE
+from fedrec.secure.identity import CERTIFICATE, REVOKED, USE
 from simulations.flower_commands import connection
 
 SETTINGS = "deployment.toml"
@@ -135,7 +133,6 @@ class Deployment:
         authority_key: its private key, used to sign certificates and never by a running process.
         server: folder of the files of the server's processes.
         logs: folder of the processes' output.
-        database: the SuperLink's state.
         revoked: file with the names of revoked nodes, for all others.
         registered: a file that exists after the nodes' keys were registered.
         flower_home: Flower's home for the operator's commands and the server's processes.
@@ -164,7 +161,6 @@ class Deployment:
         self.authority_key = self.path / "authority" / "ca.key"
         self.server = self.path / "server"
         self.logs = self.path / "logs"
-        self.database = self.server / "superlink.db"
         self.revoked = self.path / REVOKED
         self.registered = self.server / "registered"
         self.flower_home = self.server / "flwr"
@@ -208,14 +204,15 @@ class Deployment:
 
 # Certificates of a deployment: its authority, and a certificate for each server and node.
 
+Extension = tuple[x509.ExtensionType, bool]
+"""An extension of a certificate, and whether it is critical."""
 _AUTHORITY_DAYS = 3650
 _ISSUED_DAYS = 825
 RENEWED_DAYS = 90
 """Remaining days below which a certificate should be renewed."""
 
 
-@dataclass(frozen=True)
-class Issued:
+class Issued(NamedTuple):
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
@@ -239,6 +236,7 @@ class Authority:
         """Create a self-signed authority, which may not sign other authorities."""
         key = ec.generate_private_key(ec.SECP256R1())
         extensions = [
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
             (x509.BasicConstraints(ca=True, path_length=0), True),
             (_usage(key_cert_sign=True, crl_sign=True), True),
         ]
@@ -246,54 +244,33 @@ class Authority:
         certificate = _signed(subject, subject, key.public_key(), _AUTHORITY_DAYS, extensions, key)
         return cls(Issued(certificate, _private(key)))
 
-    def issue(self, hosts: Sequence[str]) -> Issued:
-        """Issue a certificate for a server with names or IP addresses."""
-        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
-
-    def issue_node(self, name: str) -> Issued:
-        """Issue a certificate with which a node authenticates to other nodes, which reject a
-        server's certificate."""
-        return self._issue(name, USE)
-
-    def renewed(self, certificate: bytes) -> bytes:
-        """Renew a certificate of this authority, with the same key, names and usage.
-
-        Raises:
-            ValueError: another authority signed the certificate.
-        """
-        old = x509.load_pem_x509_certificate(certificate)
-        try:
-            old.verify_directly_issued_by(self._certificate)
-        except (InvalidSignature, TypeError) as error:
-            raise ValueError("the certificate was signed by another authority") from error
-        extensions = [
-            (extension.value, extension.critical)
-            for extension in old.extensions
-            if extension.oid != ExtensionOID.SUBJECT_KEY_IDENTIFIER
-        ]
-        return _signed(
-            old.subject, old.issuer, old.public_key(), _ISSUED_DAYS, extensions, self._key
-        )
-
-    def _issue(
-        self,
-        name: str,
-        use: x509.ObjectIdentifier,
-        names: x509.SubjectAlternativeName | None = None,
-    ) -> Issued:
+    def issue(self, name: str, hosts: Sequence[str] = ()) -> Issued:
+        """Issue a certificate for a new key, see `certify`."""
         key = ec.generate_private_key(ec.SECP256R1())
+        return Issued(self.certify(key.public_key(), name, hosts), _private(key))
+
+    def certify(self, key: Any, name: str, hosts: Sequence[str] = ()) -> bytes:
+        """Sign a certificate (PEM) for a public key.
+
+        Args:
+            key: the public key.
+            name: of its holder.
+            hosts: names or IP addresses of a server; none for a node, which authenticates to other
+                nodes: these reject a server's certificate.
+        """
         signer: Any = self._certificate.public_key()
         extensions = [
+            (x509.SubjectKeyIdentifier.from_public_key(key), False),
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_usage(digital_signature=True), True),
-            (x509.ExtendedKeyUsage([use]), False),
-            *([] if names is None else [(names, False)]),
+            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH if hosts else USE]), False),
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), False),
         ]
+        if hosts:
+            names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+            extensions.append((names, False))
         subject = _named(name), self._certificate.subject
-        certificate = _signed(*subject, key.public_key(), _ISSUED_DAYS, extensions, self._key)
-        return Issued(certificate, _private(key))
+        return _signed(*subject, key, _ISSUED_DAYS, extensions, self._key)
 
 
 def days_left(certificate: bytes) -> float:
@@ -307,10 +284,10 @@ def _signed(
     issuer: x509.Name,
     key: Any,
     days: int,
-    extensions: Sequence[tuple[x509.ExtensionType, bool]],
+    extensions: Sequence[Extension],
     signer: Any,
 ) -> bytes:
-    """Sign a certificate (PEM) for a public key, with extensions and whether each is critical."""
+    """Sign a certificate (PEM) for a public key."""
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -321,10 +298,7 @@ def _signed(
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of clients may be behind
         .not_valid_after(now + datetime.timedelta(days=days))
     )
-    for extension, critical in [
-        (x509.SubjectKeyIdentifier.from_public_key(key), False),
-        *extensions,
-    ]:
+    for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
@@ -354,11 +328,7 @@ def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateForma
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
-SECRET_BYTES = 32
-
-
-@dataclass(frozen=True)
-class NodeKey:
+class NodeKey(NamedTuple):
     """A node's key pair (ECDSA P-384), in OpenSSH's format, which Flower reads."""
 
     private: bytes
@@ -374,7 +344,7 @@ class NodeKey:
 
 def new_secret() -> bytes:
     """Generate an executor's secret; printable, because Flower reads the raw bytes of its file."""
-    return secrets.token_hex(SECRET_BYTES).encode()
+    return secrets.token_hex(32).encode()
 
 
 def private_folder(path: Path) -> Path:
@@ -394,7 +364,11 @@ def write_private(path: Path, content: bytes | str) -> None:
 
 # The files of a new deployment.
 
-SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")
+
+def _servers(settings: DeploymentConfig) -> dict[str, Sequence[str]]:
+    """Names and addresses in the certificates of the server's processes."""
+    superlink = ("superlink", "localhost", "127.0.0.1")
+    return {"superlink": superlink, "gateway": (*settings.hosts, "gateway")}
 
 
 def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
@@ -410,10 +384,11 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     deployment = Deployment.create(path, settings)
     authority = Authority.create(f"fedrec deployment {path.name}")
     write_atomically(deployment.authority, authority.issued.certificate)
+    write_atomically(deployment.revoked, "")
     write_private(private_folder(path / "authority") / "ca.key", authority.issued.key)
     private_folder(deployment.server)
-    _write(deployment.server, "superlink", authority.issue(SUPERLINK_HOSTS))
-    _write(deployment.server, "gateway", authority.issue([*settings.hosts, "gateway"]))
+    for name, hosts in _servers(settings).items():
+        _write(deployment.server, name, authority.issue(hosts[0], hosts))
     write_private(deployment.server / "superexec.secret", new_secret())
     home = private_folder(deployment.flower_home)  # for the operator's commands
     write_private(home / "config.toml", connection(deployment.superlink, deployment.authority))
@@ -429,15 +404,12 @@ def _make_node(deployment: Deployment, authority: Authority, folder: Path) -> No
     """Create a node's folder: its key for the server, its key and certificate for other nodes, and
     the authority's certificate."""
     private_folder(folder)
-    issued = authority.issue_node(folder.name)
-    write_private(folder / KEY, issued.key)
-    write_atomically(folder / CERTIFICATE, issued.certificate)
+    _write(folder, Path(CERTIFICATE).stem, authority.issue(folder.name))
     key = NodeKey.create()
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
     shutil.copyfile(deployment.authority, folder / "ca.crt")
-    if deployment.revoked.exists():
-        shutil.copyfile(deployment.revoked, folder / REVOKED)
+    shutil.copyfile(deployment.revoked, folder / REVOKED)
 
 
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
@@ -501,22 +473,14 @@ CONTAINER_USER = 10001
 """User and group of containers if root owns the deployment: the image's user."""
 
 
-def _container_user() -> tuple[int, int]:
-    """User and group for the containers of a deployment created by this process."""
-    return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
-
-
 def _write_compose(deployment: Deployment) -> None:
     """Copy the project's `docker-compose.yml` into the deployment folder, and write `.env`, which
     docker compose reads. Without this file in the installation, there are no containers."""
     project = Path(__file__).resolve().parents[2]
-    if not deployment.revoked.exists():  # otherwise docker would create a folder
-        write_atomically(deployment.revoked, "")
-    user, group = _container_user()
     settings = deployment.settings
     values = {
-        "FEDREC_UID": user,
-        "FEDREC_GID": group,
+        "FEDREC_UID": os.getuid() or CONTAINER_USER,
+        "FEDREC_GID": os.getgid() if os.getuid() else CONTAINER_USER,
         "FEDREC_DEPLOYMENT": f"'{deployment.path}'",
         "FEDREC_BIND": f"[{settings.bind}]" if ":" in settings.bind else settings.bind,
         "FEDREC_PORT": settings.port,
@@ -524,51 +488,44 @@ def _write_compose(deployment: Deployment) -> None:
     }
     text = "".join(f"{name}={value}\n" for name, value in values.items())
     write_private(deployment.path / ".env", text)
-    template = project / COMPOSE_FILE
-    if template.is_file():
-        write_atomically(deployment.path / COMPOSE_FILE, template.read_bytes())
+    if (project / COMPOSE_FILE).is_file():
+        shutil.copyfile(project / COMPOSE_FILE, deployment.path / COMPOSE_FILE)
     hand_over(deployment)
 
 
 def hand_over(deployment: Deployment) -> None:
     """Change the owner of root's files that containers open, except the authority's key."""
-    user, group = _container_user()
-    if user == os.getuid():
+    if os.getuid():
         return
-    for folder, _, files in os.walk(deployment.path):
-        if Path(folder) == deployment.authority_key.parent:
-            continue
-        for name in (".", *files):
-            os.chown(Path(folder) / name, user, group, follow_symlinks=False)
+    for path in (deployment.path, *deployment.path.rglob("*")):
+        if deployment.authority_key.parent not in (path, path.parent):
+            os.chown(path, CONTAINER_USER, CONTAINER_USER, follow_symlinks=False)
 
 
 # Renewal of certificates, and revocation of nodes.
 
 
 def renew(deployment: Deployment) -> list[Path]:
-    """Renew the certificates of SuperLink, gateway and nodes, with the same keys.
+    """Renew the certificates of SuperLink, gateway and nodes, with the same keys, for the present
+    names and addresses.
 
     Returns:
         The certificates to transfer to the nodes; they are not secret.
 
     Raises:
-        RunError: the authority's key is missing, or another authority signed a certificate.
+        RunError: the authority's key is missing.
     """
     authority = _authority_of(deployment)
-    for file in _certificates(deployment):
-        try:
-            write_atomically(file, authority.renewed(file.read_bytes()))
-        except ValueError as error:
-            raise RunError(
-                f"{file} cannot be renewed: {error}", fix="restore it, or create a new deployment"
-            ) from None
+    for file, name, hosts in _certificates(deployment):
+        key = x509.load_pem_x509_certificate(file.read_bytes()).public_key()
+        write_atomically(file, authority.certify(key, name, hosts))
     hand_over(deployment)
     return [folder / CERTIFICATE for folder in deployment.node_folders()]
 
 
 def days_of_certificates(deployment: Deployment) -> dict[Path, float]:
     """Days until each certificate of the deployment, the authority's first, expires."""
-    files = [deployment.authority, *_certificates(deployment)]
+    files = [deployment.authority, *(file for file, *_ in _certificates(deployment))]
     return {file: days_left(file.read_bytes()) for file in files}
 
 
@@ -597,22 +554,25 @@ def revoke(deployment: Deployment, name: str) -> Deployment:
     Raises:
         RunError: the node is unknown.
     """
-    names = {deployment.node(number).name: number for number in deployment.numbers}
-    gone = {deployment.node(number).name for number in deployment.settings.revoked}
-    if name in gone:
+    before = deployment.settings
+    nodes = {deployment.node(number).name: number for number in range(1, before.nodes + 1)}
+    if name not in nodes:
+        raise RunError(f"unknown node {name[:100]!r}", fix=did_you_mean(name, nodes))
+    if nodes[name] in before.revoked:
         return deployment
-    if name not in names:
-        raise RunError(f"unknown node {name[:100]!r}", fix=did_you_mean(name, names))
-    folder = deployment.node(names[name])
-    changed = deployment.changed(revoked=(*deployment.settings.revoked, names[name]))
+    folder = deployment.node(nodes[name])
+    changed = deployment.changed(revoked=(*before.revoked, nodes[name]))
     (folder / "node.pub").replace(folder / REVOKED_KEY)
-    text = "".join(f"{node}\n" for node in sorted({*gone, name}))
+    text = "".join(f"{deployment.node(number).name}\n" for number in changed.settings.revoked)
     for holder in (changed.path, *changed.node_folders()):
         write_atomically(holder / REVOKED, text)
     hand_over(changed)
     return changed
 
 
-def _certificates(deployment: Deployment) -> Iterator[Path]:
-    yield from (deployment.server / f"{name}.crt" for name in ("superlink", "gateway"))
-    yield from (folder / CERTIFICATE for folder in deployment.node_folders())
+def _certificates(deployment: Deployment) -> Iterator[tuple[Path, str, Sequence[str]]]:
+    """Files of the certificates, with the name of their holder and a server's addresses."""
+    for name, hosts in _servers(deployment.settings).items():
+        yield deployment.server / f"{name}.crt", hosts[0], hosts
+    for folder in deployment.node_folders():
+        yield folder / CERTIFICATE, folder.name, ()

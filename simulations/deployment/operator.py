@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
 START_SECONDS = 90.0
 
 
-@dataclass(frozen=True)
-class ProcessState:
+class ProcessState(NamedTuple):
     """Status of a process: `pid` is None if it does not run, `healthy` None if it has no health
     check."""
 
@@ -146,24 +144,19 @@ def process_table(states: Sequence[ProcessState]) -> PageTable:
     return PageTable("processes of this machine", heads, tuple(rows))
 
 
-def node_table(deployment: Deployment, nodes: Sequence[Any]) -> PageTable:
-    """Table of registered nodes, with the restarts of each node's processes on this machine."""
-
+def node_table(nodes: Sequence[Any]) -> PageTable:
+    """Table of registered nodes."""
     from fedrec.report.page.sections import PageTable, Row
-    from simulations.deployment.superlink import heard, overdue
+    from simulations.deployment.superlink import heard
 
     now = time.time()
-    table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
-    restarts: Counter[str] = Counter()
-    for name, entry in table.get("processes", {}).items():
-        restarts[name.partition("/")[0]] += entry.get("restarts", 0)
-    present = sum(node.status == "online" and not overdue(node, now) for node in nodes)
-    title = f"nodes: {present:,} of {len(nodes):,} registered nodes with a recent heartbeat"
+    online = sum(node.status == "online" for node in nodes)
+    title = f"nodes: {online:,} of {len(nodes):,} registered nodes online"
     rows = tuple(
-        Row(node.name, (node.status, heard(node, now), str(restarts.get(node.name, "-"))))
+        Row(node.name, (node.status, heard(node, now)))
         for node in sorted(nodes, key=lambda node: (len(node.name), node.name))
     )
-    return PageTable(title, ("node", "status", "last heartbeat", "restarts here"), rows)
+    return PageTable(title, ("node", "status", "last heartbeat"), rows)
 
 
 def supervisor_of(deployment: Deployment) -> int | None:
@@ -226,12 +219,10 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
             time.sleep(0.1)
 
 
-def _table(deployment: Deployment, part: str = "") -> dict:
-    """Process list of a supervisor: the deployment's, or that of one of its parts."""
-    with suppress(OSError, ValueError):
-        table = read_json(deployment.logs / part / "processes.json")
-        if isinstance(table, dict) and isinstance(table.get("processes"), dict):
-            return table
+def _table(deployment: Deployment) -> dict:
+    """Process list of the supervisor; empty if none runs."""
+    with suppress(OSError):
+        return read_json(deployment.logs / "processes.json")
     return {}
 
 
@@ -250,7 +241,7 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
         )
         for number in deployment.numbers
     ]
-    return [plan for plan in plans if plan.data is not None]
+    return [plan for plan in plans if plan.data.is_file()]
 
 
 def _run_nodes_here(deployment: Deployment) -> None:
@@ -277,7 +268,6 @@ def main(part: str, folder: str) -> None:
     if part == "nodes":
         _run_nodes_here(deployment)
         return
-    sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
 
 

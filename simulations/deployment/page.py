@@ -12,9 +12,9 @@ from __future__ import annotations
 import base64
 import hmac
 import logging
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pandas as pd
@@ -34,12 +34,10 @@ from simulations.deployment.layout import Deployment, new_secret, write_private
 _RUNS = 5  # newest runs on the page
 _ROUNDS = 10  # newest rounds of each
 _FAULTS = 20  # newest warnings of each
-_LOG_BYTES = 1 << 20  # searched at the end of a log
 _KNOWN = "epsilon", "dropped-replies", "num-clients", "loss"
 
 
-@dataclass(frozen=True)
-class _RunPart:
+class _RunPart(NamedTuple):
     """A run on the page: facts by name, its newest rounds, its newest warnings."""
 
     name: str
@@ -70,7 +68,7 @@ def page(deployment: Deployment) -> str:
         stamp=datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         notes=notes,
         processes=operator.process_table(operator.states(deployment)),
-        nodes=operator.node_table(deployment, known),
+        nodes=operator.node_table(known),
         runs=[_run_part(folder) for folder in folders[:_RUNS]],
     )
 
@@ -101,13 +99,8 @@ def _run_part(folder: Path) -> _RunPart:
 
 
 def _faults_in(log: Path) -> tuple[str, ...]:
-    """Newest warnings and errors at the end of a log, newest first."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ()
+    """Newest warnings and errors of a log, newest first."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     faults = [line for line in lines if " WARNING " in line or " ERROR " in line]
     return tuple(reversed(faults[-_FAULTS:]))
 

@@ -58,7 +58,7 @@ def server_processes(deployment: Deployment) -> list[Process]:
         *flags(ssl_certfile=server / "superlink.crt", ssl_keyfile=server / "superlink.key"),
         *flags(ssl_ca_certfile=deployment.authority),
         "--enable-supernode-auth",
-        *flags(isolation="process", database=deployment.database),
+        *flags(isolation="process", database=server / "superlink.db"),
         "--disable-runtime-dependency-installation",
         *flags(superexec_auth_secret_file=secret),
     )

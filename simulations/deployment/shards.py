@@ -52,22 +52,19 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
     population = Population.of(experiment)
     table = _rows(population)
     owner = table["user"].to_numpy() % len(folders)
-    for partition, folder in enumerate(folders):
-        write_private(folder / "data.csv", table[owner == partition].to_csv(index=False))
-        Catalogue.of(population.interactions).write(folder / "catalogue.json")
-        write_atomically(folder / "node.toml", tomli_w.dumps(_settings(experiment, partition)))
-    users = table["user"].to_numpy()
-    return [len(np.unique(users[owner == i])) for i in range(len(folders))]
-
-
-def _settings(experiment: Experiment, partition: int) -> dict[str, object]:
-    """Node settings of a shard, with limits for some runs of the experiment."""
-    return {
-        "partition-id": partition,
+    settings = {
         "numbers": True,
         "most-evaluations": _RUNS * (experiment.rounds + _LAST_EVALUATIONS),
         "most-rounds": _RUNS * experiment.rounds,
     }
+    users = []
+    for index, folder in enumerate(folders):
+        rows = table.loc[owner == index]
+        users.append(rows["user"].nunique())
+        write_private(folder / "data.csv", rows.to_csv(index=False))
+        Catalogue.of(population.interactions).write(folder / "catalogue.json")
+        write_atomically(folder / "node.toml", tomli_w.dumps(settings))
+    return users
 
 
 def _rows(population: Population) -> pd.DataFrame:

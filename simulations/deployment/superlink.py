@@ -5,18 +5,16 @@ and the operator's calls to it."""
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from threading import Lock
-from typing import Any, Self, get_type_hints
+from typing import Any, NamedTuple, Self, get_type_hints
 
 import flwr.app
 import uvicorn
@@ -37,13 +35,7 @@ from simulations import flower_commands
 from simulations.deployment.gateway import NodeSignature, as_sent
 from simulations.deployment.layout import Deployment
 from simulations.deployment.processes import check_container_user
-from simulations.deployment.supernode import (
-    HEARTBEAT,
-    PackedPieces,
-    freeze,
-    server_executor,
-    ticking,
-)
+from simulations.deployment.supernode import HEARTBEAT, PackedPieces, server_executor
 from simulations.flower_commands import disable_telemetry
 
 # Polls of nodes without a message, held in memory until there is one.
@@ -234,10 +226,13 @@ def _answer_idle_nodes() -> None:
     uvicorn.Server.main_loop = _until_it_ends  # type: ignore[method-assign]
 
 
+_MAIN_LOOP = uvicorn.Server.main_loop
+
+
 async def _until_it_ends(self: uvicorn.Server) -> None:
     """Run as uvicorn's `Server.main_loop`; at the end, answer held calls, for which the server
     would wait."""
-    await ticking(self)
+    await _MAIN_LOOP(self)
     _state_of(self.config).empty_queues.close()
 
 
@@ -260,8 +255,7 @@ def _wait_longer(connection: Any, *_: object) -> None:
 
 
 def superlink(arguments: list[str]) -> None:
-    """Run `flower-superlink` with all patches, the largest allowed number of open files, and less
-    garbage collection."""
+    """Run `flower-superlink` with all patches and the largest allowed number of open files."""
     flower_commands.load("flower-superlink")
     sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = TASK_SILENCE  # type: ignore[attr-defined]
     _answer_idle_nodes()
@@ -269,7 +263,6 @@ def superlink(arguments: list[str]) -> None:
     linkstate_factory.SqlLinkState = _SuperLinkState  # type: ignore[misc]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
-    freeze()
     flower_commands.run("flower-superlink", arguments)
 
 
@@ -291,19 +284,12 @@ def heard(node: Any, now: float) -> str:
     if not node.online_until:
         return "never"
     if node.status != "online":
-        moment = datetime.fromtimestamp(node.online_until)
-        return f"not after {moment.strftime('%Y-%m-%d %H:%M:%S')}"
+        return f"not after {datetime.fromtimestamp(node.online_until):%Y-%m-%d %H:%M:%S}"
     last = node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval
     return f"{max(0.0, now - last):.0f} s ago"
 
 
-def overdue(node: Any, now: float) -> bool:
-    """Return True if the heartbeat of a node is overdue, at a time in seconds since 1970."""
-    return now > node.online_until - (HEARTBEAT_PATIENCE - 1) * node.heartbeat_interval
-
-
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     """State of a run in the SuperLink: `status` such as `running` or `finished:failed`, and
     `details` of a failure."""
 
@@ -342,14 +328,12 @@ class Control:
                 return node.node_id
         return self._call("RegisterNode", public_key=point, name=name).node_id
 
-    def unregister(self, public_key: bytes) -> bool:
-        """Remove the node with a public key in OpenSSH's format, whose calls are then refused;
-        return False if it is unknown."""
-        point = as_sent(public_key)
-        ids = [node.node_id for node in self.nodes() if node.public_key == point]
-        for node in ids:
-            self._call("UnregisterNode", node_id=node)
-        return bool(ids)
+    def unregister(self, public_key: bytes) -> None:
+        """Remove the node with a public key in OpenSSH's format, if there is one; its calls are
+        then refused."""
+        for node in self.nodes():
+            if node.public_key == as_sent(public_key):
+                self._call("UnregisterNode", node_id=node.node_id)
 
     def nodes(self) -> list[Any]:
         """Flower's records of all registered nodes, without the removed ones."""
@@ -386,9 +370,6 @@ def _status(status: Any) -> str:
 # Main program of the server's processes: `superlink` or `executor`, with the flags of Flower's
 # programs.
 
-_LARGE = ("torch", "pandas")
-"""Modules that every ServerApp imports, besides the packages of its app bundle."""
-
 
 def main() -> None:
     """Run the part that the first argument names."""
@@ -398,13 +379,7 @@ def main() -> None:
     except EngineError as error:
         sys.exit(f"error: {error.text()}")
     part, *arguments = sys.argv[1:]
-    if part == "superlink":
-        superlink(arguments)
-        return
-    for name in _LARGE:
-        importlib.import_module(name)
-    freeze()
-    server_executor(arguments)
+    {"superlink": superlink, "executor": server_executor}[part](arguments)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ every message, tasks in forks, and many pieces of a message in one call."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import importlib
 import logging
 import os
-import pkgutil
 import signal
 import sys
 import time
@@ -27,7 +25,6 @@ from flwr.supercore import heartbeat
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supernode.nodestate import nodestate_factory
-from uvicorn import Server
 
 from fedrec import __version__
 from fedrec.errors import ClientError, FedrecError
@@ -36,14 +33,10 @@ from fedrec.runtime.process import Backoff, Fork
 from simulations import flower_commands
 from simulations.deployment.processes import REFUSED
 
-# Sleep times of Flower's polling loops, and of the web server in a SuperNode.
+# Sleep times of Flower's polling loops.
 #
 # Missing in Flower: settings for them. A SuperNode polls every 3 s, and looks for a reply every .5
 # s.
-
-TICK = 1.0
-"""Seconds between two checks of a web server for its end (uvicorn: .1, which is most of the cost of
-an idle SuperNode)."""
 
 
 class _PacedTime:
@@ -62,12 +55,6 @@ class _PacedTime:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
-
-
-async def ticking(self: Server) -> None:
-    """Run as uvicorn's `Server.main_loop`, with longer sleeps."""
-    while not await self.on_tick(0):
-        await asyncio.sleep(TICK)
 
 
 FLOWER_POLL = 3.0
@@ -353,13 +340,6 @@ class _SuperNodeState(PackedPieces, nodestate_factory.InMemoryNodeState):  # typ
             super()._store_error_replies(run_ids, error)
 
 
-def freeze() -> None:
-    """Exclude all objects so far from garbage collection, which would write to all pages that forks
-    share, and took a seventh of a SuperLink's time."""
-    gc.collect()
-    gc.freeze()
-
-
 def _load() -> Any:
     """Import and patch all parts of Flower's SuperNode, once before forking, and return its main
     loop."""
@@ -379,7 +359,6 @@ def supernode(arguments: list[str]) -> None:
     """
     _load().time = _PacedTime(_NodePace())
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
-    Server.main_loop = ticking
     nodestate_factory.InMemoryNodeState = _SuperNodeState  # type: ignore[misc]
     _ending_as_refused(partial(flower_commands.run, "flower-supernode", arguments))
 
@@ -472,10 +451,11 @@ def _report_failure(spec: Any, reason: str) -> None:
         spec: Flower's description of the task.
         reason: why it failed.
     """
+    certificate = spec.root_certificates_path
     client = run_clientapp.RuntimeHttpClient.from_server_address(
         server_address=spec.runtime_api_address,
         insecure=spec.insecure,
-        root_certificates=_read(spec.root_certificates_path),
+        root_certificates=None if certificate is None else Path(certificate).read_bytes(),
         interceptors=[
             run_clientapp.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
             run_clientapp.RuntimeTokenHttpInterceptor(spec.token),
@@ -483,10 +463,6 @@ def _report_failure(spec: Any, reason: str) -> None:
     )
     with client:
         run_clientapp.push_task_output(client, None, "failed", reason)  # logs what it cannot push
-
-
-def _read(file: str | None) -> bytes | None:
-    return None if file is None else Path(file).read_bytes()
 
 
 class _TolerantClient(run_superexec.RuntimeHttpClient):
@@ -569,14 +545,7 @@ def _work_on(kind: str, task: Any) -> None:
 # Forks share both (memory is copy-on-write), so a machine can run many more nodes. Nodes are as
 # isolated from each other as two programs of one user.
 
-_LATER = (
-    "uvicorn.loops.auto",
-    "uvicorn.protocols.http.auto",
-    "uvicorn.lifespan.on",
-    "sqlite3",
-    "torch.optim",
-    "fedrec.privacy.plan",
-)
+_LATER = ("torch.optim", "fedrec.privacy.plan")
 """Modules imported before forking."""
 
 
@@ -611,22 +580,17 @@ def import_everything(*, trains: bool = True) -> None:
     from fedrec.components import registry
     from fedrec.training.kernel import compile_ahead
 
-    for kind in (registry.STEP, registry.MODEL, registry.SPLIT):
+    for kind in (registry.STEP, registry.MODEL, registry.SPLIT, registry.STRATEGY):
         list(registry.available(kind))
-    for name in (*_LATER, *_names_in("strategies")):
+    for name in _LATER:
         importlib.import_module(name)
     for name in ("flower-superexec", CLIENT_APP):
         flower_commands.load(name)
     _load()
     if trains:
         compile_ahead("train_clients")
-    freeze()
-
-
-def _names_in(package: str) -> list[str]:
-    """Names of the modules in one of our packages."""
-    paths = importlib.import_module(package).__path__
-    return [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]
+    gc.collect()
+    gc.freeze()  # otherwise garbage collection writes to all pages that forks share
 
 
 def executor(arguments: list[str]) -> None:

@@ -2,8 +2,7 @@
 """The folder of an exported model.
 
     model.onnx     the scoring of one user (`_Scoring`)
-    items.txt      line n: the data's id of item n, as a JSON text
-    scoring.json   conversion of a user's rows to the graph's inputs
+    scoring.json   the data's id of each item, and how a user's rows become inputs of the graph
     score.py       a script that scores rows with only numpy and onnxruntime
     user.npz       with a user: private parameters, and codes of features
     rows.csv       with a user: the rows of the history
@@ -33,12 +32,11 @@ from torch import Tensor, nn
 
 from clients.evaluation import history_of, own_parameters
 from clients.node import Node
-from clients.step import Step, private_names
+from clients.step import private_names
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model
 from fedrec.runs.folder import Result
-from fedrec.runs.ids import id_lines
 from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically, write_json
 from simulations.recommending import (
     clients_of,
@@ -72,8 +70,7 @@ def export(
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        problem = f"exporting needs {missing[0]}"
-        raise ExperimentError(problem, fix="pip install 'fedrec[export]'")
+        raise ExperimentError(f"exporting needs {missing[0]}", fix="pip install 'fedrec[export]'")
     require_new_folder(folder)
     population = population_of(result)
     if new_items is not None:
@@ -83,7 +80,15 @@ def export(
     node.device = torch.device("cpu")
     rows = _inputs(node, client or 0)
     step, parameters = evaluation_of(node, result, np.array([client or 0]))
-    _check_client(step, {**parameters, **rows}, client)
+    features = [name for name in rows if name.startswith(FEATURE)]
+    device = [*private_names(step, parameters), *features]
+    if client is None and (device or step.config.epochs):
+        raise ExperimentError(
+            "each device has private values",
+            expected="the user of the device",
+            got=", ".join(device) or "fine-tuning on the device ([evaluation] fine-tune)",
+            fix="fedrec export RUN --user ID",
+        )
     private: Mapping[str, Tensor] = {}
     if client is not None:
         private = own_parameters(node, step, parameters, client, result.best_round)
@@ -91,7 +96,6 @@ def export(
     data = population.interactions
     script = Path(__file__).with_name("score.py").read_text(encoding="utf-8")
     write_atomically(folder / "model.onnx", graph)
-    write_atomically(folder / "items.txt", id_lines(data.item_ids))
     write_json(folder / "scoring.json", _form(node, data))
     write_atomically(folder / "score.py", script)
     if client is not None:
@@ -114,24 +118,8 @@ def _inputs(node: Node, client: int) -> dict[str, Tensor]:
     }
 
 
-def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) -> None:
-    """Check that a client is given if devices have private values.
-
-    Raises:
-        ExperimentError: the client is missing.
-    """
-    device = [*private_names(step, values), *(name for name in values if name.startswith(FEATURE))]
-    if client is None and (device or step.config.epochs):
-        raise ExperimentError(
-            "each device has private values",
-            expected="the user of the device",
-            got=", ".join(device) or "fine-tuning on the device ([evaluation] fine-tune)",
-            fix="fedrec export RUN --user ID",
-        )
-
-
 def _form(node: Node, data: Interactions) -> dict[str, Any]:
-    """Description of the conversion of rows to inputs."""
+    """Ids of the items, and the conversion of rows to inputs."""
     experiment = node.experiment
     above = 0.0 if experiment.task == "rating" else experiment.positive_above
     history: dict[str, Any] | None = None
@@ -151,6 +139,7 @@ def _form(node: Node, data: Interactions) -> dict[str, Any]:
     return {
         "run": experiment.name,
         "task": experiment.task,
+        "items": data.item_ids.astype(str).tolist(),
         "columns": [name for name in needed if needed[name] and present[name]],
         "positive-above": above,
         "history": history,
@@ -216,7 +205,7 @@ def _graph_of(
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
+            program: Any = torch.onnx.export(
                 _Scoring(model, shared, tuple(inputs)).eval(),
                 tuple(inputs.values()),
                 input_names=list(inputs),
@@ -227,8 +216,6 @@ def _graph_of(
             )
     finally:
         logging.disable(logging.NOTSET)
-    if program is None:
-        raise TypeError("Expected a program, which the exporter returns with dynamo=True.")
     return program.model_proto.SerializeToString()
 
 

@@ -16,12 +16,10 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
-
-HERE = Path(__file__).resolve().parent
 
 
 class Rows(NamedTuple):
@@ -42,8 +40,9 @@ class Scorer:
 
     def __init__(self, folder: Path) -> None:
         self.form = json.loads((folder / "scoring.json").read_text(encoding="utf-8"))
-        lines = (folder / "items.txt").read_text(encoding="utf-8").splitlines()
-        self.ids: list[str] = [json.loads(line) for line in lines]
+        self.ids: list[str] = self.form["items"]
+        device = folder / "user.npz"
+        self._device = dict(np.load(device, allow_pickle=False)) if device.exists() else {}
         self._number = {name: number for number, name in enumerate(self.ids)}
         self._session = onnxruntime.InferenceSession(
             str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
@@ -70,18 +69,10 @@ class Scorer:
             np.array(times, dtype=np.int64),
         )
 
-    def scores(self, rows: Rows, device: dict[str, Any]) -> np.ndarray:
-        """Scores of the catalogue, `float32 [items]`.
-
-        Args:
-            rows: the user's rows.
-            device: further inputs, as in `user.npz`.
-        """
-        given = dict(device)
-        if self.form["history"]:
-            given["history"] = self.history(rows)
-        wanted = [entry.name for entry in self._session.get_inputs()]
-        (scores,) = self._session.run(["scores"], {name: given[name] for name in wanted})
+    def scores(self, rows: Rows) -> np.ndarray:
+        """Scores of the catalogue, `float32 [items]`."""
+        history = {"history": self.history(rows)} if self.form["history"] else {}
+        (scores,) = self._session.run(["scores"], {**self._device, **history})
         return np.asarray(scores)
 
     def history(self, rows: Rows) -> np.ndarray:
@@ -135,13 +126,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.top < 1:
         parser.error("--top must be at least 1")
-    device: dict[str, Any] = {}
     try:
-        scorer = Scorer(HERE)
-        if (HERE / "user.npz").exists():
-            device |= np.load(HERE / "user.npz", allow_pickle=False)
+        scorer = Scorer(Path(__file__).resolve().parent)
         rows = scorer.read_rows(given.rows)
-        best = scorer.best(rows, scorer.scores(rows, device), given.top)
+        best = scorer.best(rows, scorer.scores(rows), given.top)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     writer = csv.writer(sys.stdout)

@@ -48,7 +48,7 @@ def test_bytes_are_those_of_the_rows_that_clients_change(run_tiny, monkeypatch):
     seen = []
     sent = CompressedUpdates._sent
 
-    def count(self, client, update, arrays, clip, share):
+    def count(self, client, update, arrays, clip):
         size = 0
         for name, change in update.items():
             assert not name.startswith("user")
@@ -58,7 +58,7 @@ def test_bytes_are_those_of_the_rows_that_clients_change(run_tiny, monkeypatch):
             else:
                 size += 4 * change.size
         seen.append(size)
-        return sent(self, client, update, arrays, clip, share)
+        return sent(self, client, update, arrays, clip)
 
     monkeypatch.setattr(CompressedUpdates, "_sent", count)
     result = run_tiny(LOSSLESS, *MF, "engine.name=serial")

@@ -27,6 +27,7 @@ from fedrec.protocol.messages import (
     unpack_table,
     writable_arrays,
 )
+from fedrec.protocol.secure import listed
 from fedrec.protocol.serialization import (
     PackedArray,
     for_the_network,
@@ -134,20 +135,11 @@ def test_table_keeps_clients_columns_and_missing_values():
     same({name: values.astype(float) for name, values in columns.items()}, found)
 
 
-@pytest.mark.parametrize(
-    ("clients", "columns", "names"),
-    [
-        ([1, 2], {"a": [0.0], "b": [0.0]}, ["a", "b"]),
-        ([1], {"a": [0.0], "b": [0.0]}, ["a"]),
-        ([1], {"a": [0.0], "b": [0.0]}, ["a", "a"]),
-        ([[1]], {"a": [0.0], "b": [0.0]}, ["a", "b"]),
-    ],
-)
-def test_table_whose_parts_do_not_fit_is_refused(clients, columns, names):
-    content = pack_table(np.array([1]), {name: np.array(own) for name, own in columns.items()})
-    arrays = {**from_record(content["arrays"]), "clients": np.array(clients)}
-    content["arrays"] = to_record(arrays)
-    content["config"]["columns"] = names
+@pytest.mark.parametrize("changes", [{"clients": [1, 2]}, {"clients": [[1]]}, {"metric/a": 0.0}])
+def test_table_whose_parts_do_not_fit_is_refused(changes):
+    content = pack_table(np.array([1]), {"a": np.array([0.0]), "b": np.array([0.0])})
+    given = {name: np.array(value) for name, value in changes.items()}
+    content["arrays"] = to_record({**from_record(content["arrays"]), **given})
     with pytest.raises(ValueError):
         unpack_table(sent(content))
 
@@ -188,9 +180,12 @@ PARTS = [
 ]
 
 
-def with_table(table, data=b"1234"):
-    header = json.dumps(table).encode()
-    return len(header).to_bytes(8, "little") + header + data
+def with_table(table, *contents):
+    header = table if isinstance(table, bytes) else json.dumps(table).encode()
+    return listed([header, *contents])
+
+
+ONE = ["a", "uint8", [4], "x"]
 
 
 @pytest.mark.parametrize(
@@ -200,15 +195,16 @@ def with_table(table, data=b"1234"):
         b"\xff" * 40,
         packed(PARTS)[:-1],
         packed(PARTS) + b"x",
-        with_table([["a", "uint8", [4], "x", 5]]),
-        with_table([["a", "uint8", [4], "x", -1]]),
-        with_table([["a", "uint8", [4], "x", 1e9]]),
-        with_table([["a", "uint8", [4], "x", 2], ["a", "uint8", [4], "x", 2]]),
-        with_table([["a", "uint8", 4, "x", 4]]),
-        with_table({"a": 1}),
+        with_table([ONE]),
+        with_table([ONE], b"1234", b"5"),
+        with_table([ONE, ONE], b"1234", b"1234"),
+        with_table([["a", "uint8", 4, "x"]], b"1234"),
+        with_table([["a", "uint8", [4]]], b"1234"),
+        with_table({"a": 1}, b"1234"),
         with_table(7),
-        with_table([[[[[[[]]]]]]]),
-        (10**6).to_bytes(8, "little") + b"[" * 10**6,
+        with_table([[[[[[[]]]]]]], b"1234"),
+        with_table(b"[" * 10**6),
+        (10**6).to_bytes(4, "little") + b"1234",
     ],
 )
 def test_what_is_no_packed_record_is_an_error_and_a_record_with_it_is_left_alone(data):

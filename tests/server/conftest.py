@@ -25,6 +25,7 @@ from fedrec.protocol.updates import dense_change
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 from fedrec.secure.session import Session
 from fedrec.secure.vector import digest_of, session_bits
+from server.deployed.discovery import Discovery
 from server.nodes import call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from simulations.deployment.layout import Authority
@@ -86,7 +87,7 @@ class UnreliableGrid(SerialGrid):
 def settings_of(folder):
     """Node configuration of a real node."""
     files = {key: str(file) for key, file in (files_of(folder) | {"join": folder}).items()}
-    return {"partition-id": int(folder.name.removeprefix("node-")), "numbers": True, **files}
+    return {"numbers": True, **files}
 
 
 def certified(experiment, output, nodes):
@@ -95,7 +96,7 @@ def certified(experiment, output, nodes):
     folders = [output / f"node-{place}" for place in range(nodes)]
     for folder in folders:
         folder.mkdir()
-        issued = authority.issue_node(folder.name)
+        issued = authority.issue(folder.name)
         (folder / KEY).write_bytes(issued.key)
         (folder / CERTIFICATE).write_bytes(issued.certificate)
         (folder / "ca.crt").write_bytes(authority.issued.certificate)
@@ -117,7 +118,11 @@ class Federation:
         folders = certified(self.experiment, output, nodes) if real else ()
         self.grid = UnreliableGrid(self.experiment, output / "secure", nodes, folders)
         self.plain = UnreliableGrid(load(bare), output / "plain", nodes)
-        self.roster = call_roster(self.grid, timeout=60.0)
+        self.roster = (
+            Discovery(self.grid, output / "roster.npz", timeout=60.0).wait_for(nodes)
+            if real
+            else call_roster(self.grid, timeout=60.0)
+        )
         self.sums = secure_sums(self.experiment, self.grid, self.roster)
         (fresh,) = self.plain.send_and_receive([Message(RecordDict(), FIRST_NODE_ID, INITIAL)])
         self.theta = {name: np.array(value) for name, value in read_arrays(fresh.content).items()}
@@ -179,7 +184,7 @@ class Dialogue:
         self.made = made
 
     def identity(self, name, authority=None):
-        issued = (authority or self.authority).issue_node(name)
+        issued = (authority or self.authority).issue(name)
         judge = self.authority.issued.certificate
         return Identity(issued.key, issued.certificate, judge)
 

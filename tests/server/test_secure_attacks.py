@@ -298,7 +298,7 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
     own = X25519PrivateKey.generate()
     key, channels, proofs = masks.public_of(own), pieces(order.channels, 32), unlisted(order.proofs)
     statement = secure._statement(talk.nodes[0], key)
-    server = talk.authority.issue(["localhost"])
+    server = talk.authority.issue("localhost", ["localhost"])
     false_server = Identity(server.key, server.certificate, talk.authority.issued.certificate)
     unknown, twin = (
         talk.identity("node-1", Authority.create(name)) for name in ("another", "test")

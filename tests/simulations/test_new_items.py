@@ -2,6 +2,7 @@
 """Items without training rows: the split, systems that know them by their vectors, and items that
 came after a run."""
 
+import json
 import re
 from pathlib import Path
 
@@ -353,8 +354,8 @@ def test_an_export_has_the_new_items(tmp_path, fedrec, result):
     file = later(tmp_path, vectors_of(10, seed=7), [f"n{number}" for number in range(10)])
     given = ("-o", tmp_path / "out", "--new-items", file, "--user", 3)
     assert fedrec("export", result.folder, *given)[0] == 0
-    items = (tmp_path / "out/items.txt").read_text().splitlines()
-    assert len(items) == ITEMS + 10 and items[-1] == '"n9"'
+    items = json.loads((tmp_path / "out/scoring.json").read_text())["items"]
+    assert len(items) == ITEMS + 10 and items[-1] == "n9"
 
 
 def test_a_run_of_own_data_says_what_vectors_gain(tmp_path, capsys):

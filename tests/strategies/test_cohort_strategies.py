@@ -182,7 +182,10 @@ def start_of(node):
 
 
 def wholes(reply, arrays, place):
-    return {n: dense_change(reply.changes(n, table)[place], table) for n, table in arrays.items()}
+    return {
+        n: dense_change(reply.updates.changes(n, table)[place], table)
+        for n, table in arrays.items()
+    }
 
 
 @pytest.mark.parametrize(

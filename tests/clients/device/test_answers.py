@@ -129,14 +129,6 @@ def test_noise_that_is_calibrated_for_all_clients_is_accepted(tiny_experiment, s
         assert not refused(experiment, phase, plans[phase.name].protection(NAMES))
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0])
-def test_a_noise_scale_that_is_no_number_is_refused(tiny_experiment, scale):
-    privacy = "privacy={clip-norm=0.1, noise-multiplier=1.5, placement='local'}"
-    experiment = load(tiny_experiment(), [privacy])
-    (phase,) = phases_of(experiment)
-    assert refused(experiment, phase, Protection(0.1, 2, NAMES, scale))
-
-
 # Two nodes whose users' data differ answer an order alike wherever their users have protection: in
 # type, names, shapes, size, counts and error text. All that differs are the numbers that have noise
 # or masks. When an answer leaves is tested in `test_policy.py`.
@@ -394,18 +386,10 @@ def real_node(load_tiny, tmp_path):
     def make(*overrides):
         experiment = load_tiny(*overrides)
         cut(experiment, [tmp_path])
-        node = own(experiment, tmp_path, partition_id=0, numbers=True)
+        node = own(experiment, tmp_path, numbers=True)
         return node, {name: start.numpy().copy() for name, start in node.initial().items()}
 
     return make
-
-
-def test_a_node_refuses_them_whether_or_not_its_clients_use_the_row(real_node):
-    node, theta = real_node()
-    node.check(TrainOrder(1, None), theta)
-    theta[next(iter(theta))][-1] = np.nan
-    with pytest.raises(RefusalError, match="invalid parameters in an order"):
-        node.check(TrainOrder(1, None), theta)
 
 
 def failing(monkeypatch, step, client):
@@ -536,16 +520,13 @@ def busy(seconds=60.0):
         ((0.01, 0), busy, signal.SIGVTALRM),
         ((0, 0.01), busy, signal.SIGALRM),
         ((60, 0.01), lambda: time.sleep(60), signal.SIGALRM),
+        ((60.0, 60.0), lambda: busy(0.02), 0),
+        ((0, 0), lambda: busy(0.02), 0),
     ],
 )
-def test_a_process_that_works_longer_is_ended(limits, work, ended):
+def test_a_process_that_works_longer_is_ended_and_no_other(limits, work, ended):
     status = status_after(*limits, work)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == ended
-
-
-@pytest.mark.parametrize("limits", [(60.0, 60.0), (0, 0)])
-def test_work_within_the_limits_is_left_alone(limits):
-    assert status_after(*limits, lambda: busy(0.02)) == 0
+    assert os.WTERMSIG(status) == ended and os.WIFSIGNALED(status) == bool(ended)
 
 
 @pytest.mark.parametrize(
@@ -562,8 +543,9 @@ def test_an_answer_is_awaited_until_its_message_is_invalid(now, left):
     assert _seconds_left(1000.0, 120.0, now) == left
 
 
-def timers(monkeypatch):
-    """Collects the timers that are set and their seconds."""
+@pytest.mark.usefixtures("identity")
+def test_work_on_a_message_ends_with_the_time_that_the_server_waits(victim, monkeypatch):  # noqa: F811
+    """And after an hour of processor time."""
     limits = []
 
     def setitimer(timer, seconds, interval=0.0):
@@ -571,24 +553,9 @@ def timers(monkeypatch):
         return 0.0, 0.0
 
     monkeypatch.setattr("clients.app.signal.setitimer", setitimer)
-    return limits
-
-
-@pytest.mark.usefixtures("identity")
-def test_work_on_a_message_has_a_time_limit(victim, monkeypatch):  # noqa: F811
-    limits = timers(monkeypatch)
-    victim().theta()
-    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_VIRTUAL]
-    assert found == [3600, 0]
-
-
-@pytest.mark.usefixtures("identity")
-def test_work_on_a_message_ends_with_the_time_that_the_server_waits(victim, monkeypatch):  # noqa: F811
-    limits = timers(monkeypatch)
     monkeypatch.setattr("clients.app.time.time", lambda: 1030.0)
-    node = victim()
     message = Message(RecordDict(), 2, INITIAL, ttl=100.0)
     message.metadata.created_at = 1000.0
-    app(message, node.context())
-    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_REAL]
-    assert found == [70.0, 0]
+    app(message, victim().context())
+    work = [(signal.ITIMER_VIRTUAL, 3600.0), (signal.ITIMER_REAL, 70.0)]
+    assert limits == [*work, *((timer, 0.0) for timer, _ in work)]

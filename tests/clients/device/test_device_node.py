@@ -78,7 +78,7 @@ def own(experiment, folder, data=None, **settings):
 def certify(folder):
     """Give a node an identity, as `fedrec deploy init` does."""
     authority = Authority.create("test")
-    issued = authority.issue_node("node-1")
+    issued = authority.issue("node-1")
     for name, text in (("signing.key", issued.key), ("signing.crt", issued.certificate)):
         (folder / name).write_bytes(text)
     (folder / "ca.crt").write_bytes(authority.issued.certificate)
@@ -97,10 +97,10 @@ def assert_same(one, other, *names):
 def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards):
     experiment = load_tiny()
     for place, folder in enumerate(shards):
-        mine = own(experiment, folder, partition_id=place, **NUMBERED)
+        mine = own(experiment, folder, **NUMBERED)
         simulated = Node(experiment, place, 2, None)
         assert_same(mine, simulated, "training", "evaluated")
-        assert len(mine.training) > 5 and mine.work is None
+        assert len(mine.training) > 5
         for client in [*simulated.training.tolist(), *simulated.evaluated.tolist()]:
             one, other = mine.population.client(client), simulated.population.client(client)
             assert one.client == other.client == client
@@ -150,7 +150,7 @@ def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny
     """Counts and products in training, and a taste from the device's own rows in evaluation."""
     experiment = load_tiny(*FOLD_IN)
     simulated = Node(experiment, 0, 2, None)
-    nodes = own(experiment, shards[0], partition_id=0, **NUMBERED), simulated
+    nodes = own(experiment, shards[0], **NUMBERED), simulated
     arrays = {name: value.numpy() for name, value in simulated.initial().items()}
     for number, name in enumerate(("counts", "gram"), start=1):
         order = TrainOrder(number, simulated.training, step={"name": name, "low-rated": 0.3})
@@ -172,17 +172,6 @@ def assert_same_sums(nodes, arrays, order):
         moved += float(np.abs(mine).sum())
     assert (one.examples, one.loss) == (other.examples, other.loss)
     return moved
-
-
-def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
-    population = Population.of(load_tiny())
-    rows = [len((folder / "data.csv").read_text().splitlines()) - 1 for folder in shards]
-    assert sum(rows) == len(population.interactions)
-    for place, folder in enumerate(shards):
-        users = {
-            int(line.split(",")[0]) for line in (folder / "data.csv").read_text().splitlines()[1:]
-        }
-        assert {user % 2 for user in users} == {place}
 
 
 def test_the_catalogue_contains_nothing_of_users(load_tiny, shards):
@@ -220,7 +209,7 @@ def test_users_go_by_random_numbers_that_survive_a_restart(load_tiny, shards):
     experiment = load(_with_split(load_tiny))
     first, again = (own(experiment, shards[0], data) for _ in range(2))
     assert len(first.training) == 2 and np.array_equal(first.training, again.training)
-    assert first.partition == again.partition and (np.diff(first.training) > 0).all()
+    assert (np.diff(first.training) > 0).all()
     other = own(experiment, shards[1], data)
     assert not np.isin(first.training, other.training).any()
     memory = shards[0] / "state" / "node.sqlite"
@@ -258,8 +247,8 @@ def test_a_part_that_is_none_is_refused(load_tiny, shards):
 def test_the_dataset_that_the_server_names_is_never_read(load_tiny, shards):
     elsewhere = load_tiny("dataset.name=table", "dataset.path=/etc/passwd")
     assert (
-        own(elsewhere, shards[0], partition_id=0, **NUMBERED).training.tolist()
-        == own(load_tiny(), shards[0], partition_id=0, **NUMBERED).training.tolist()
+        own(elsewhere, shards[0], **NUMBERED).training.tolist()
+        == own(load_tiny(), shards[0], **NUMBERED).training.tolist()
     )
 
 
@@ -313,7 +302,7 @@ def context_of(experiment, folder):
     """The context of a node, as Flower makes it."""
     run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
     settings = {name: str(file) for name, file in files_of(folder).items()}
-    return Context(1, 2, {**settings, **NUMBERED, "partition-id": 0}, RecordDict(), run)
+    return Context(1, 2, {**settings, **NUMBERED}, RecordDict(), run)
 
 
 def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
@@ -350,7 +339,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards, syst
     cut(experiment, shards)
     for place, folder in enumerate(shards):
         simulated = Node(experiment, place, 2, None)
-        nodes = own(experiment, folder, partition_id=place, **NUMBERED), simulated
+        nodes = own(experiment, folder, **NUMBERED), simulated
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
         assert assert_same_sums(nodes, theta, TrainOrder(1, simulated.training)) > 0
 
@@ -367,7 +356,6 @@ def test_memory_survives_and_keeps_runs_apart(tmp_path):
     numbers = Participation(file).numbers(["ann", "bob"])
     assert Participation(file).numbers(["bob", "ann", "eve"])[:2].tolist() == numbers[::-1].tolist()
     memory = Participation(file)
-    assert memory.place() == Participation(file).place()
     for run in ("one", "two"):
         memory.spend(run, 1, numbers[:1], 0.25, Limits())
     assert Participation(file).spent() == {int(numbers[0]): (2, 0.5)}

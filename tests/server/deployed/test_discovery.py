@@ -133,6 +133,20 @@ def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
     assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).nodes == (3,)
 
 
+def test_a_reply_in_the_name_of_a_node_that_was_not_asked_does_not_count(tmp_path):
+    nodes = Nodes({3: presence(0, [5]), 4: presence(0, [6])})
+    reply = nodes._reply
+
+    def forged(message):
+        answer = reply(message)
+        if message.metadata.dst_node_id == 4:
+            answer.metadata.__dict__["_src_node_id"] = 9
+        return answer
+
+    nodes._reply = forged
+    assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).nodes == (3,)
+
+
 def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     """Only nodes of a simulation may, because they hold all clients' data."""
     nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
@@ -393,7 +407,6 @@ def test_noise_that_depends_on_claims_takes_a_registered_maximum(load_tiny, plac
 # Rounds of real nodes that close before all have answered, over a fake of Flower's grid with a
 # clock.
 
-BUFFERED = "asynchronous={concurrency=12}"
 THETA = {"w": np.zeros(2, dtype=np.float32)}
 
 
@@ -482,10 +495,13 @@ def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation)
     assert a_round(found) == [1] and 100 <= nodes.now < 104
 
 
-@pytest.mark.parametrize("table", ["devices", "asynchronous"])
-def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
+@pytest.mark.parametrize(
+    ("table", "settings"),
+    [("devices", "{}"), ("asynchronous", "{concurrency=12}"), ("compression", "{name='top-k'}")],
+)
+def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table, settings):
     """Before the server waits for a node."""
-    run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
+    run = SimpleNamespace(experiment=load_tiny(f"{table}={settings}"))
     with pytest.raises(ExperimentError, match=rf"\[{table}\] applies only to simulated devices"):
         DeployedFederation(run, DeployedGrid(Nodes({})))
 
@@ -518,9 +534,9 @@ def test_what_was_written_is_read_in_order_whatever_the_ids(tmp_path):
     none = np.empty(0, dtype=np.int64)
     random = np.unique(np.random.default_rng(0).integers(2**62, size=1000))
     nodes = {
-        2**64 - 1: Presence(2**61, random, none),
+        2**64 - 1: Presence(0, random, none),
         3: Presence(0, np.array([0, 2**63 - 1]), none),
-        1: Presence(1, none, np.array([7])),
+        1: Presence(0, none, np.array([7])),
     }
     file = tmp_path / "roster.npz"
     assert _read_roster(file) == {} and not file.exists()
@@ -528,13 +544,12 @@ def test_what_was_written_is_read_in_order_whatever_the_ids(tmp_path):
     found = _read_roster(file)
     assert list(found) == list(nodes)
     for node, presence in nodes.items():
-        assert found[node].partition == presence.partition
         for name in ("training", "evaluated"):
             np.testing.assert_array_equal(getattr(found[node], name), getattr(presence, name))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 200, "cut", {"x/partition": 1}, {"1/training": 1}])
+@pytest.mark.parametrize("content", [b"", b"x" * 200, "cut", {"x/training": 1}, {"1/training": 1}])
 def test_a_damaged_file_is_refused(tmp_path, content):
     path = tmp_path / "roster.npz"
     if isinstance(content, dict):

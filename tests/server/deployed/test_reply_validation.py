@@ -2,8 +2,6 @@
 """Validation of real nodes' replies."""
 
 from collections import deque
-from dataclasses import replace
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,14 +11,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from clients.node import Node
 from clients.round import train_clients
-from fedrec.errors import RefusalError
 from fedrec.evaluation.tables import Metrics
 from fedrec.experiment.schema import EvaluationConfig
 from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import (
     EvaluateOrder,
     Presence,
-    SentUpdate,
     TrainEach,
     TrainOrder,
     TrainSum,
@@ -32,7 +28,7 @@ from fedrec.protocol.messages import (
     unpack_each,
     unpack_sum,
 )
-from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
+from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import ClientArrays, ItemRequests, SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
 from server.deployed.validation import (
@@ -44,8 +40,6 @@ from server.deployed.validation import (
 )
 from server.evaluation import Evaluator
 from server.nodes import DroppedReplies, Roster
-from simulations.deployment.shards import cut
-from tests.clients.device.test_device_node import own
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -440,166 +434,6 @@ def with_arrays(values=None, rows=None):
 )
 def test_other_clients_rows_or_parameters_cost_the_whole_reply(reply):
     assert list(each_through({7: reply, 8: updates([3])}, {7: [1, 2], 8: [3]})) == [8]
-
-
-# Compressed updates of real nodes: what arrives is what a simulated node adds up, its bytes are
-# those of the message, what is left out stays on the device, and false ones are refused.
-
-TOP_K = "compression={name='top-k', share=0.2, bits=8}"
-COMPRESSIONS = {
-    "int8": "compression={name='rounding', bits=8}",
-    "2 bits": "compression={name='rounding', bits=2}",
-    "top-k": TOP_K,
-}
-MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"
-
-
-@pytest.fixture
-def folder(load_tiny, tmp_path):
-    """The folder of a node with the shards of all users."""
-    (tmp_path / "node").mkdir()
-    cut(load_tiny(), [tmp_path / "node"])
-    return tmp_path / "node"
-
-
-def device(experiment, folder):
-    return own(experiment, folder, partition_id=0, numbers=True)
-
-
-def start(node):
-    return {name: value.numpy() for name, value in node.initial().items()}
-
-
-def delivered(order, reply, theta):
-    """What the server reads of a node's reply, and the message as it leaves the node."""
-    asked = Message(pack_order(order, to_record(theta)), 7, "train")
-    answer = Message(pack_sum(reply), reply_to=asked)
-    message = for_the_network(answer.content)["arrays"]["#packed"].data
-    from_the_network(answer.content)
-    return asked, answer, message
-
-
-def received(experiment, order, reply, theta):
-    asked, answer, message = delivered(order, reply, theta)
-    good = ReplyValidator(experiment=experiment).trained([asked], [answer], theta)
-    return (unpack_sum(good[0].content) if good else None), message
-
-
-def assert_equal_sums(found, expected, theta):
-    for name, table in theta.items():
-        one, other = (dense_change(part.total[name], table) for part in (found, expected))
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7, err_msg=name)
-    for name in ("clients", "weight", "examples", "loss", "losses"):
-        assert getattr(found, name) == getattr(expected, name)
-
-
-@pytest.mark.parametrize(
-    ("compression", "weighting", "clients"),
-    [*product(COMPRESSIONS, ["uniform", "examples"], [1]), ("top-k", "examples", 3)],
-)
-def test_the_server_adds_up_what_a_simulated_node_does(
-    load_tiny, folder, tmp_path, compression, weighting, clients
-):
-    """A node of several clients sends the update of each, if that is shorter than the sum."""
-    experiment = load_tiny(COMPRESSIONS[compression], *MF)
-    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
-    theta = start(simulated)
-    order = TrainOrder(1, simulated.training[3 : 3 + clients], weighting)
-    expected = train_clients(simulated, theta, order)
-    reply = train_clients(mine, theta, order)
-    shares = {one.share for one in reply.updates}
-    assert len(reply.updates) == clients and (len(shares) > 1) == (clients > 1)
-    found, message = received(experiment, order, reply, theta)
-    assert expected.updates is None and found is not None
-    assert_equal_sums(found, expected, theta)
-    # the only count: bytes of the arrays in the message
-    assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
-    whole = sum(value.nbytes for name, value in theta.items() if not name.startswith("user"))
-    assert 0 < found.sent < clients * whole
-
-
-def test_what_is_left_out_survives_a_restart_of_the_node(load_tiny, folder, tmp_path):
-    """A node that was restarted between two rounds sends in the second what one that was not does,
-    and something else than one that forgot."""
-    experiment = load_tiny(TOP_K, *MF, "rounds=2")
-    simulated = Node(experiment, 0, 1, tmp_path / "private")
-    theta = start(simulated)
-    client = simulated.training[:1]
-    for number in (1, 2):
-        order = TrainOrder(number, client)
-        expected = train_clients(simulated, theta, order)
-        fresh = device(experiment, folder)  # of the same state folder, in each round
-        found, _ = received(experiment, order, train_clients(fresh, theta, order), theta)
-        assert_equal_sums(found, expected, theta)
-    forgot = Node(experiment, 0, 1, tmp_path / "forgot")
-    other = train_clients(forgot, theta, TrainOrder(2, client))
-    name = next(name for name in theta if name.startswith("item"))
-    one, two = (dense_change(part.total[name], theta[name]) for part in (found, other))
-    assert not np.allclose(one, two, atol=1e-6)
-
-
-def test_a_clip_bounds_what_is_sent_and_the_server_clips_too(load_tiny, folder, tmp_path):
-    experiment = load_tiny("compression={name='rounding', bits=2}", *MF)
-    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
-    theta = start(simulated)
-    names = tuple(name for name in theta if not name.startswith("user"))
-    order = TrainOrder(1, simulated.training[:1], protection=Protection(0.01, 2, names))
-    reply = train_clients(mine, theta, order)
-    found, _ = received(experiment, order, reply, theta)
-    assert norm(found) == pytest.approx(0.01, rel=1e-4) and norm(found) <= 0.01
-    assert norm(train_clients(simulated, theta, order)) == pytest.approx(norm(found), rel=1e-6)
-    (honest,) = reply.updates
-    large = {
-        name: {key: value * 100 if key == "scales" else value for key, value in payload.items()}
-        for name, payload in honest.payloads.items()
-    }
-    false = replace(reply, updates=[SentUpdate(large)])
-    found, _ = received(experiment, order, false, theta)
-    assert norm(found) == pytest.approx(0.01, rel=1e-4) and norm(found) <= 0.01
-
-
-def norm(reply):
-    return length(reply.total)
-
-
-def _with(update, **arrays):
-    payloads = update.payloads
-    name = next(name for name, payload in payloads.items() if "rows" in payload)
-    return [SentUpdate({**payloads, name: {**payloads[name], **arrays}})]
-
-
-FALSE = {
-    "more clients than were asked": lambda one: [one, one],
-    "another weight": lambda one: [replace(one, share=5.0)],
-    "no number": lambda one: [replace(one, share=float("nan"))],
-    "rows beyond the table": lambda one: _with(one, rows=np.array([60_000], np.uint16)),
-    "rows twice": lambda one: _with(one, rows=np.zeros(2, np.uint8)),
-    "no scales": lambda one: [
-        SentUpdate({key: {"rows": np.zeros(1, np.uint8)} for key in one.payloads})
-    ],
-    "infinities": lambda one: _with(one, scales=np.full(3, np.inf, np.float32)),
-    "an unknown parameter": lambda one: [SentUpdate({"x": next(iter(one.payloads.values()))})],
-}
-
-
-@pytest.mark.parametrize("what", FALSE)
-def test_false_updates_are_left_out(load_tiny, folder, what):
-    experiment = load_tiny(TOP_K, *MF)
-    node = device(experiment, folder)
-    theta = start(node)
-    order = TrainOrder(1, node.training[:1])
-    reply = train_clients(node, theta, order)
-    assert received(experiment, order, reply, theta)[0] is not None
-    false = replace(reply, updates=FALSE[what](reply.updates[0]))
-    assert received(experiment, order, false, theta)[0] is None
-
-
-def test_a_compression_of_another_package_is_refused_before_it_is_imported(load_tiny, folder):
-    experiment = load_tiny(TOP_K)
-    table = {**experiment.compression.table(), "name": "somebody.elses:Compression"}
-    section = type(experiment.compression).model_validate(table)
-    with pytest.raises(RefusalError, match="does not run 'somebody\\.elses"):
-        device(experiment.model_copy(update={"compression": section}), folder)
 
 
 # One large node.

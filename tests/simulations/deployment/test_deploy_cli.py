@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from typer.testing import CliRunner
 from fedrec.errors import DataError, EngineError, ExperimentError, RunError
 from fedrec.experiment.schema import load
 from simulations.cli import app
-from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
 from simulations.deployment.client import ClientPlan, _supernode_flags, client_processes, prepare
@@ -235,12 +233,6 @@ def test_nodes_know_a_run_by_a_key_that_a_resumed_run_has_and_a_new_one_has_not(
     assert launch.run_key(one) == launch.run_key(RunFolder(tmp_path / "a")) != launch.run_key(other)
 
 
-def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    keys = project["tool"]["flwr"]["app"]["config"]
-    assert {"resolved", "output", "deployment", "run"} <= keys.keys()
-
-
 WRONG_HOSTS = ("", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example.org.")
 
 
@@ -445,19 +437,6 @@ def test_root_in_a_container_is_refused(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 0)
     with pytest.raises(EngineError, match="must not run as root"):
         check_container_user()
-
-
-def test_the_next_commands_of_a_container_write_into_its_volume_only(table, monkeypatch):
-    folder = Path("/var/lib/fedrec/runs/x")
-    assert _next(folder) == "  fedrec report /var/lib/fedrec/runs/x -o report.html"
-    monkeypatch.setenv("FEDREC_CONTAINER", "1")
-    report, copy = _next(folder).splitlines()
-    assert report.endswith(
-        "operator report /var/lib/fedrec/runs/x -o /var/lib/fedrec/runs/x/report.html"
-    )
-    assert copy == "  docker compose cp serverapp:/var/lib/fedrec/runs/x ."
-    for name in ("operator", "serverapp"):
-        assert "runs:/var/lib/fedrec/runs" in table["services"][name]["volumes"]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flower's parts in a deployment."""
 
-import asyncio
 import importlib
 import inspect
 import os
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-import uvicorn
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.corestate import sql_corestate
@@ -185,21 +183,6 @@ def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
     looks = [pace(0.5) for _ in range(60)]
     assert looks[0] == 0.03 and sorted(looks) == looks and looks[-1] == 0.5
     assert pace(3) == 0.1 and pace(0.5) == 0.03
-
-
-@pytest.mark.slow
-def test_a_web_server_ends_soon_and_looks_seldom():
-    looks = iter([False, False, True])
-
-    class Server:
-        async def on_tick(self, counter):
-            assert counter == 0  # when uvicorn updates its date
-            return next(looks)
-
-    started = time.monotonic()
-    asyncio.run(supernode.ticking(Server()))
-    assert time.monotonic() - started >= 2 * supernode.TICK
-    assert "main_loop" in vars(uvicorn.Server) and "on_tick" in vars(uvicorn.Server)
 
 
 @pytest.fixture

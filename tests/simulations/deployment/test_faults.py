@@ -206,8 +206,7 @@ def malicious(federation, number, claims):
     """Start the node with that number as a malicious node; gives its two processes."""
     folder = federation.deployment.node(number)
     (port,) = free_ports(1)
-    settings = ["partition-id=7", "numbers=false"]
-    plan = ClientPlan(folder, federation.deployment.gateway, port=port, settings=settings)
+    plan = ClientPlan(folder, federation.deployment.gateway, port=port, settings=["numbers=false"])
     prepare(plan)
     supernode, executor = client_processes(plan)
     script = str(Path(__file__).with_name("malicious_node.py"))

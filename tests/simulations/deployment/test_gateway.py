@@ -115,7 +115,7 @@ def certificates(tmp_path_factory):
     authority = Authority.create("own")
     write_private(folder / "ca.crt", authority.issued.certificate)
     for name in ("superlink", "gateway"):
-        issued = authority.issue(["localhost", "127.0.0.1"])
+        issued = authority.issue(name, ["localhost", "127.0.0.1"])
         write_private(folder / f"{name}.crt", issued.certificate)
         write_private(folder / f"{name}.key", issued.key)
     (folder / "nodes" / "node-1").mkdir(parents=True)
@@ -158,6 +158,8 @@ class Gateway:
         (self.port,) = free_ports(1)
         self.key = (folder / "node.key").read_bytes()
         self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        # required of every certificate by newer versions of Python
+        self.context.verify_flags |= ssl.VERIFY_X509_STRICT
         certificate = {"certificate": folder / "gateway.crt", "key": folder / "gateway.key"}
         where = {"host": "127.0.0.1", "port": self.port, "upstream": upstream, **certificate}
         arguments = flags(**where, authority=folder / "ca.crt", nodes=folder / "nodes")
@@ -193,15 +195,22 @@ class Gateway:
         connection.close()
         return found
 
-    def connect(self):
+    def connect(self, context=None, name="localhost"):
         plain = socket.create_connection(("localhost", self.port), timeout=10)
-        return self.context.wrap_socket(plain, server_hostname="localhost")
+        return (context or self.context).wrap_socket(plain, server_hostname=name)
 
 
 @pytest.fixture(scope="module")
 def gateway(certificates, upstream):
     with Gateway(certificates, upstream) as opened:
         yield opened
+
+
+def test_a_client_accepts_the_authority_and_the_names_of_the_certificate(gateway):
+    gateway.connect(name="127.0.0.1").close()
+    for context, name in ((None, "elsewhere"), (ssl.create_default_context(), "localhost")):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            gateway.connect(context, name)
 
 
 @pytest.mark.parametrize("path", PASS)

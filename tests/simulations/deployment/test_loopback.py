@@ -64,20 +64,6 @@ def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_
     assert federation.clients("trimmed") == [18, 18]
 
 
-def test_compressed_updates_are_those_of_a_simulation(federation, tmp_path):
-    """With what clients keep of their updates: a client takes part in two rounds of three."""
-    top = ("compression={name='top-k', share=0.1, bits=4}",)
-    until(lambda: federation.online() >= 2, what="the nodes")
-    federation.must_run("compressed", *top)
-    simulated = federation.simulated(tmp_path / "simulated", *top)
-    assert_close(federation.parameters("compressed"), simulated, rtol=1e-5, atol=1e-6)
-    found, expected = (
-        pd.read_csv(folder / "rounds.csv")["bytes-up"].tolist()
-        for folder in (federation.folder("compressed"), tmp_path / "simulated")
-    )
-    assert found == expected and min(found) > 0
-
-
 def test_files_that_hold_secrets_are_the_owners_alone(federation):
     secret = (".key", ".secret", "data.csv", ".sqlite", "config.toml", "processes.json")
     seen = 0
@@ -321,26 +307,6 @@ def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
         file.read_bytes() for file in recorded.folder("traffic").rglob("*") if file.is_file()
     )
     assert not any(user.encode() in everything for user in USERS)
-
-
-def test_compressed_bytes_are_counted_as_they_are_on_the_wire(recorded):
-    """The arrays in all messages that name a client's codes, whose table of contents says how long
-    each is."""
-    before = set(recorded.records.glob("*.request"))
-    recorded.must_run("compressed", *OVERRIDES, "compression={name='rounding', bits=2}")
-    lengths = []
-    for file in sorted(set(recorded.records.glob("*.request")) - before):
-        body = file.read_bytes()
-        start = body.find(b'[["0#')
-        if start >= 0:
-            size = int.from_bytes(body[start - 8 : start], "little")
-            table = json.loads(body[start : start + size])
-            assert any(name.endswith("#codes") for name, *_ in table)
-            lengths.append(sum(length for *_, length in table))
-    rounds = pd.read_csv(recorded.folder("compressed") / "rounds.csv")
-    plain = pd.read_csv(recorded.folder("traffic") / "rounds.csv")
-    assert len(lengths) == 6 and sum(lengths) == rounds["bytes-up"].sum()
-    assert rounds["bytes-up"].sum() < plain["bytes-up"].sum() / 4
 
 
 def test_replayed_messages_change_nothing(recorded):

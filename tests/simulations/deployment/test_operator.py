@@ -4,7 +4,6 @@
 import ast
 import asyncio
 import base64
-import json
 import logging
 import re
 import runpy
@@ -50,10 +49,8 @@ from server.callbacks import Callback
 from server.nodes import DroppedReplies
 from simulations import runner
 from simulations.deployment import operator, page, supernode
-from simulations.deployment import processes as supervisor
 from simulations.deployment import superlink as links
 from simulations.deployment.layout import DeploymentConfig, initialise
-from simulations.deployment.processes import Process
 from simulations.engines.flower import RunWatch
 from simulations.flower_commands import are_alive
 from tests.fedrec.report.browser import OUTSIDE
@@ -101,70 +98,24 @@ def test_nodes_that_do_not_come_online_are_reported(superlink, tmp_path):
     assert "1" in str(caught.value)
 
 
-@pytest.fixture
-def quiet_log():
-    """The log as Flower's processes leave it."""
-    logger = logging.getLogger("fedrec")
-    before = logger.disabled, logger.propagate, list(logger.handlers)
-    logger.disabled = True
-    yield logger
-    logger.disabled, logger.propagate, logger.handlers[:] = before
-
-
-def test_errors_of_a_nodes_work_are_in_its_own_log(quiet_log, monkeypatch, capfd):
-    def work(*_):
-        try:
-            raise ValueError("row 7 is damaged")
-        except ValueError as error:
-            quiet_log.error("a message failed", exc_info=error)
-
-    monkeypatch.setattr(supernode, "client_executor", work)
-    supernode.executor([])
-    said = capfd.readouterr().err
-    assert "ERROR a message failed" in said and "ValueError: row 7 is damaged" in said
-
-
-@pytest.mark.parametrize("content", ["[]", "3", '{"processes": [], "supervisor": 1}', "{"])
-def test_a_damaged_list_of_processes_is_as_none(tmp_path, content):
-    (tmp_path / "processes.json").write_text(content)
+def test_without_a_list_of_processes_none_runs(tmp_path):
     assert operator.supervisor_of(deployment(tmp_path)) is None and not are_alive(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("status", "until", "words", "overdue"),
+    ("status", "until", "words"),
     [
-        ("online", 130.0, "0 s ago", False),
-        ("online", 115.5, "14 s ago", False),
-        ("online", 108.0, "22 s ago", True),
-        ("offline", 92.0, "not after 19", True),
-        ("registered", 0.0, "never", True),
+        ("online", 130.0, "0 s ago"),
+        ("online", 115.5, "14 s ago"),
+        ("offline", 92.0, "not after 19"),
+        ("registered", 0.0, "never"),
     ],
 )
-def test_it_is_said_when_a_node_was_last_heard_of(status, until, words, overdue):
+def test_it_is_said_when_a_node_was_last_heard_of(status, until, words):
     """Flower keeps the moment until which a node counts as online: two intervals after its last
     heartbeat."""
     node = NodeInfo(status=status, heartbeat_interval=15.0, online_until=until)
-    assert words in links.heard(node, 100.0) and links.overdue(node, 100.0) is overdue
-
-
-def test_restarts_of_nodes_are_counted_and_a_dead_process_stays_in_the_list(tmp_path, monkeypatch):
-    logs = tmp_path / "nodes"
-    commands = {"node-1/supernode": "exec sleep 60", "node-2/supernode": "exit 1"}
-    processes = [Process(name, ("sh", "-c", command)) for name, command in commands.items()]
-    made = supervisor.Supervisor(processes, logs, patience=0.1)
-    for _ in range(3):
-        made._step()
-        made._write()
-        time.sleep(0.3)
-    monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
-    here = deployment(tmp_path)
-    nodes = [NodeInfo(status="online", name=f"node-{n}") for n in (1, 2)]
-    rows = operator.node_table(here, nodes).rows
-    found = {row.name: int(row.cells[-1]) for row in rows}
-    table = json.loads((logs / "processes.json").read_text())["processes"]
-    made._end()
-    assert found["node-1"] == 0 and found["node-2"] >= 1
-    assert table["node-1/supernode"]["pid"] and "node-2/supernode" in table
+    assert words in links.heard(node, 100.0)
 
 
 def test_rounds_are_told_while_a_run_is_waited_for(load_tiny, tmp_path):
@@ -248,7 +199,7 @@ def two_nodes(monkeypatch):
 
 def test_it_says_how_nodes_and_runs_are(deployment_of_operator_page, two_nodes):
     text = page.page(deployment_of_operator_page)
-    assert "nodes: 1 of 2 registered nodes with a recent heartbeat" in text
+    assert "nodes: 2 of 2 registered nodes online" in text
     assert "node-2" in text and "4 s ago" in text and "22 s ago" in text
     assert "9223372036854775808" not in text
     run = page._run_part(deployment_of_operator_page.path / "runs" / "first")
@@ -284,7 +235,7 @@ def test_only_who_has_the_key_sees_it_and_nothing_can_be_sent(
     for header in ("Basic", "Basic \u00e9", "Basic ====", f"Bearer {key}"):
         assert asked(app, headers={"authorization": header.encode()}).status_code == 401
     right = ("operator", key)
-    assert "1 of 2 registered" in asked(app, auth=right).text
+    assert "2 of 2 registered" in asked(app, auth=right).text
     assert asked(app, "POST", auth=right).status_code == 405
     assert asked(app, "GET", "/runs/first/log.txt", auth=right).status_code == 404
     policy = asked(app, auth=right).headers["content-security-policy"]
@@ -330,7 +281,7 @@ def test_it_is_served_with_the_deployments_certificate(deployment_of_operator_pa
     trusted = ssl.create_default_context(cafile=str(deployment_of_operator_page.authority))
     key = page.key_file(deployment_of_operator_page).read_text().strip()
     found = httpx.get(address, auth=("operator", key), verify=trusted)
-    assert found.status_code == 200 and "1 of 2 registered" in found.text
+    assert found.status_code == 200 and "2 of 2 registered" in found.text
     with pytest.raises(httpx.ConnectError):  # an authority of others
         httpx.get(address, auth=("operator", key))
 

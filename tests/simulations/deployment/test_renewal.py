@@ -4,14 +4,10 @@
 import datetime
 import json
 import os
-import shutil
 import signal
-import socket
-import ssl
 import stat
 import subprocess
 import sys
-import threading
 from base64 import b64encode
 from contextlib import nullcontext
 from functools import partial
@@ -33,7 +29,6 @@ from simulations.cli import app
 from simulations.deployment import gateway, layout, operator, superlink, supernode
 from simulations.deployment.client import ClientPlan, prepare
 from simulations.deployment.layout import (
-    Authority,
     Deployment,
     DeploymentConfig,
     NodeKey,
@@ -91,11 +86,7 @@ def test_renewed_certificates_are_for_the_same_keys_names_and_use(ending, tmp_pa
     assert identity.author(identity.proof(b"it is me"), b"it is me")
 
 
-def test_certificates_are_renewed_by_their_own_authority_only(made, tmp_path):
-    other = initialise(tmp_path / "other", DeploymentConfig.parse({"nodes": 1}, at="deployment"))
-    shutil.copyfile(other.server / "gateway.crt", made.server / "gateway.crt")
-    with pytest.raises(RunError, match=r"gateway\.crt cannot be renewed"):
-        renew(made)
+def test_certificates_are_renewed_by_their_authority_only(made):
     made.authority_key.unlink()
     with pytest.raises(RunError, match=r"authority's key .* is missing"):
         renew(made)
@@ -210,29 +201,6 @@ def test_registering_removes_revoked_nodes_from_the_superlink(made, monkeypatch)
     assert calls == [("register", keys[1]), ("register", keys[3]), ("unregister", keys[2])]
 
 
-def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
-    key = (made.node(1) / "node.pub").read_bytes()
-    seen = {"status": "online", "heartbeat_interval": 15.0, "online_until": 9.0}
-    nodes = [
-        SimpleNamespace(node_id=3, name="a", public_key=gateway.as_sent(key), **seen),
-        SimpleNamespace(node_id=4, name="b", public_key=b"another", **seen),
-    ]
-
-    def removed(node_id):
-        (found,) = (node for node in nodes if node.node_id == node_id)
-        assert found.status != "unregistered"  # which Flower answers with an error
-        found.status = "unregistered"
-
-    link = object.__new__(superlink.Control)
-    listed = SimpleNamespace(nodes_info=nodes)
-    calls = {"ListNodes": lambda: listed, "UnregisterNode": removed}
-    link._call = lambda name, **fields: calls[name](**fields)
-    assert link.unregister(key)
-    assert [node.status for node in nodes] == ["unregistered", "online"]
-    assert [node.node_id for node in link.nodes()] == [4]
-    assert not link.unregister(key)
-
-
 def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(gateway, "time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -253,61 +221,7 @@ def test_status_says_when_certificates_end(ending, tmp_path):
     assert "certificates: 825 days left" in run("status", made.path).output
 
 
-# Certificates and keys, checked with OpenSSL and OpenSSH's formats.
-
-
-@pytest.fixture
-def files(tmp_path):
-    """An authority, a server's certificate signed by it, and another authority, as files."""
-    own, foreign = Authority.create("own"), Authority.create("foreign")
-    issued = own.issue(["localhost", "127.0.0.1"])
-    for name, content in {
-        "ca.crt": own.issued.certificate,
-        "foreign.crt": foreign.issued.certificate,
-        "server.crt": issued.certificate,
-        "server.key": issued.key,
-    }.items():
-        write_private(tmp_path / name, content)
-    return tmp_path
-
-
-def shake_hands(files, authority, name):
-    """A TLS handshake on loopback; raises what the client raises."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(files / "server.crt", files / "server.key")
-    client = ssl.create_default_context(cafile=str(files / authority))
-    # required of every certificate by newer versions of Python
-    client.verify_flags |= ssl.VERIFY_X509_STRICT
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer():
-            try:
-                with server.wrap_socket(listener.accept()[0], server_side=True) as connection:
-                    connection.recv(1)
-            except OSError:
-                pass
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        with (
-            socket.create_connection(listener.getsockname()) as bare,
-            client.wrap_socket(bare, server_hostname=name),
-        ):
-            pass
-        thread.join(timeout=5)
-
-
-@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-def test_a_client_with_the_authority_accepts_the_server(files, name):
-    shake_hands(files, "ca.crt", name)
-
-
-@pytest.mark.parametrize(
-    ("authority", "name"), [("foreign.crt", "localhost"), ("ca.crt", "elsewhere")]
-)
-def test_another_authority_or_name_is_refused(files, authority, name):
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(files, authority, name)
+# Keys in OpenSSH's format.
 
 
 def test_node_keys_are_pairs_that_openssh_reads():
