@@ -133,7 +133,7 @@ def kernel_refusal(
     if elsewhere is not None:
         return elsewhere
     if not sgd.plain:
-        return "the kernel takes plain SGD, without weight decay and proximal term"
+        return "the kernel takes plain SGD, without a proximal term"
     if declared is None:
         return "the model declares no kernel"
     most = max((feature.categories for feature in declared.item_features), default=0)

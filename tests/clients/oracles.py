@@ -90,8 +90,6 @@ class LocalDescent:
         )
         with torch.no_grad():
             for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
-                if self.sgd.weight_decay:
-                    gradient = gradient + self.sgd.weight_decay * value
                 if self.sgd.proximal_mu:
                     gradient = gradient + self.sgd.proximal_mu * (value - self.start[name])
                 value.detach_().sub_(gradient, alpha=0.0 if name in held else self.sgd.rate(name))

@@ -35,16 +35,13 @@ from tests.clients.rounding import assert_within_rounding, numbers, whole
 
 SETTINGS = {
     "plain": {},
-    "weight-decay": {"weight_decay": 0.1},
     "proximal": {"proximal_mu": 0.7},
-    "everything": {"weight_decay": 0.05, "proximal_mu": 0.3},
     "low-rated": {"low_rated": "negative"},
     "rates": {"rates": {"item.id": 30.0, "user.gender": 0.0, "layer0.*": 0.5, "layer1.bias": 2.0}},
     "late-table": {"late_parameters": ["item.id"], "rates": {"item.id": 20.0}},
     "late-layers": {"late_parameters": ["layer?.weight", "user.*"]},
     "frozen-table": {"rates": {"item.id": 0.0}},
     "late-everything": {
-        "weight_decay": 0.05,
         "proximal_mu": 0.3,
         "late_parameters": ["item.*", "layer1.*"],
         "rates": {"item.id": 3.0},
@@ -57,7 +54,7 @@ SETTINGS = {
 
 
 # not for the kernel
-NOT_PLAIN = {"weight-decay", "proximal", "everything", "late-everything"}
+NOT_PLAIN = {"proximal", "late-everything"}
 PATHS = ["kernel", "blocks"]
 
 
@@ -156,7 +153,7 @@ def test_sums_are_equal(load_tiny, alone, path, case):
         assert case == "no-epoch" or any(np.abs(v).max() > 1e-3 for v in expected.values())
 
 
-@pytest.mark.parametrize(("path", "case"), cases(["plain", "everything"]))
+@pytest.mark.parametrize(("path", "case"), cases(["plain", "proximal"]))
 @pytest.mark.parametrize("task", ["ranking", "rating"])
 def test_odd_clients(pair, world, path, case, task):
     """Client 0 has one positive, 1 the same item twice, 2 only a low rating, 3 no row."""
@@ -454,7 +451,7 @@ def test_odd_clients_are_equal(vae_pair, odd, case, noise):
 
 PRIVATE_BLOCKS_SETTINGS = {
     "plain": {},
-    "everything": {"weight-decay": 0.05, "proximal-mu": 0.3},
+    "proximal": {"proximal-mu": 0.3},
     "items late": {"late-parameters": ["item.*"], "rates": {"item.*": 5.0, "bias": 0.0}},
 }
 

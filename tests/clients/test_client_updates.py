@@ -199,7 +199,7 @@ def test_masked_sums_of_compressed_updates_are_refused(run_tiny):
 SGD = ["step.epochs=3", "step.learning-rate=0.2", "step.batch-size=4", "model.activation=tanh"]
 STEPS = {
     "plain": SGD,
-    "everything": [*SGD, "step.weight-decay=0.05", "step.proximal-mu=0.3"],
+    "proximal": [*SGD, "step.proximal-mu=0.3"],
     "late": [*SGD, "step.late-parameters=['item.*']"],
     "vae": ["model={name='vae', hidden=8, latent=3}", "step={name='vae', learning-rate=0.2}"],
 }
@@ -289,7 +289,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 TRAINING = ("step.epochs=3", "step.learning-rate=0.2", "step.batch-size=8", "model.activation=tanh")
 TRAINING_DEVICES_STEPS = {
     "plain": [],
-    "everything": ["step.weight-decay=0.05", "step.proximal-mu=0.3"],
+    "proximal": ["step.proximal-mu=0.3"],
     "late": ["step.late-parameters=['item.*']", "step.rates={'item.id' = 3.0}"],
     "biases": ["model.item-bias=true"],
 }
