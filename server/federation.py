@@ -271,8 +271,8 @@ def _check_enough_nodes(strategy: Strategy, nodes: int) -> None:
 # sampler's cohorts, taken sequentially. With a concurrency of one cohort and equally fast devices,
 # each round is the synchronous one.
 #
-# An answer to parameters of s rounds ago enters the sum with weight (1 + s)^-a, a = 0.5 by default,
-# and the sum is divided as in a synchronous round: by the number of clients, or the weight of their
+# An answer to parameters of s rounds ago enters the sum with weight (1 + s)^-a, a = 0.5, and the
+# sum is divided as in a synchronous round: by the number of clients, or the weight of their
 # examples. The strategy is unaware of it: the federation replaces the parameters in its messages,
 # and weights the sums in the replies.
 #
@@ -282,6 +282,7 @@ def _check_enough_nodes(strategy: Strategy, nodes: int) -> None:
 # settings of that round.
 
 _MOST_LOST = 1000  # lost clients per reply
+_STALENESS = 0.5  # the exponent a
 
 
 class _InFlight(NamedTuple):
@@ -508,7 +509,7 @@ class AsynchronousFederation(Federation):
             version = stale.get((reply.metadata.src_node_id, reply.metadata.group_id), -1)
             if version >= 0 and not reply.has_error():
                 start = timeline.versions[version]
-                weight = (number - version) ** -timeline.config.staleness_exponent
+                weight = (number - version) ** -_STALENESS
                 answer = unpack_sum(reply.content)
                 total = {
                     # a drift is relative to the parameters that the clients started from

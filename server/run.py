@@ -25,7 +25,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from threadpoolctl import threadpool_limits
 
-from fedrec.components.registry import MODEL, STEP, STRATEGY
+from fedrec.components.registry import MODEL, STRATEGY
 from fedrec.components.sections import component_errors, finite, named, refuse_other_arrays
 from fedrec.data.client_data import tied_share
 from fedrec.data.perturbation import perturbation_of
@@ -432,15 +432,12 @@ class _Loop:
         experiment = self.experiment
         perturbation = perturbation_of(experiment)
         strategy = self.strategy
-        remarks = []
-        if isinstance(strategy, PerClientStrategy):
-            step = experiment.settings(STEP)
-            remarks = strategy.remarks(step, state.parameters, state.round)
+        remarks = strategy.remarks if isinstance(strategy, PerClientStrategy) else ()
         statements = {
             "leak": leak_words(experiment),
             "perturb": [] if perturbation is None else perturbation.words(),
             "adversary": _adversary(experiment),
-            "strategy": remarks,
+            "strategy": list(remarks),
         }
         reports = {
             **{name: {"in words": lines} for name, lines in statements.items() if lines},

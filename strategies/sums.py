@@ -45,25 +45,12 @@ from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate
 # theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k
 
 
-class FedAvgConfig(Config):
-    """Settings of FedAvg."""
-
-    weighting: Literal["examples", "uniform"] = "examples"
-    """Weight of a client: its number of examples (n_k), or uniform, which differential privacy
-    requires."""
-
-
 class FedAvg(CohortStrategy):
-    """FedAvg: averages the clients' parameters, weighted by examples or uniformly."""
+    """FedAvg: averages the clients' parameters, weighted by examples."""
 
     name = "fedavg"
-    Config = FedAvgConfig
     paper = "FedAvg (McMahan et al. 2017), algorithm 1"
-    config: FedAvgConfig
-
-    def __init__(self, config: FedAvgConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
-        super().__init__(config, cohorts, step)
-        self.weighting = config.weighting
+    weighting = "examples"
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Compute the next global parameters from the current ones and a round's aggregate with at
@@ -262,7 +249,6 @@ class ProductsStrategy(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Compute the next global parameters from the current ones and a round's aggregate with at
         least one client."""
-        self.check_parameters(theta)  # for loops that do not call it before the first round
         products = aggregate.total(theta)[self.products]
         self._total = products + self._total if self._total.size else products
         self._clients += aggregate.clients

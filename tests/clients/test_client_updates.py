@@ -25,15 +25,12 @@ from tests.second_device import DEVICE, SecondDevice
 from tests.systems import LAST_OUT, SYSTEMS
 
 LOSSLESS = "compression={name='rounding', bits=32}"
-WEIGHTED = "strategy={name='fedavg', weighting='examples'}"
 MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [(), MF])
-@pytest.mark.parametrize(
-    "more", ["strategy.name=reptile", "strategy={name='fedavg', weighting='examples'}"]
-)
+@pytest.mark.parametrize("more", ["strategy.name=reptile", "strategy={name='fedavg'}"])
 def test_nothing_changes_when_nothing_is_lost(run_tiny, model, more):
     plain = run_tiny(more, *model, output="plain")
     found = run_tiny(more, LOSSLESS, *model, output="compressed")
@@ -160,7 +157,7 @@ def test_sums_without_signs_may_have_signs_after_compression(load_tiny, tmp_path
     counted = (
         "model.item-bias=true",
         "step={name='counts'}",
-        "strategy={name='fedavg', weighting='uniform'}",
+        "strategy={name='reptile'}",
         "privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-5}",
     )
     made = [

@@ -17,6 +17,7 @@ from clients.node import Node
 from clients.round import train_clients, train_each
 from clients.sums import UpdateSum
 from fedrec.components.registry import MODEL, STRATEGY, resolve
+from fedrec.config import Config
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec
@@ -38,7 +39,7 @@ from server.checkpoint import memory_of, restore
 from strategies.base import Aggregate, more_than_sums
 from strategies.dp import DpFedAvg
 from strategies.sums import FedAdam as FedAdamFedAdam
-from strategies.sums import FedAdamConfig, FedAvg, FedAvgConfig, Reptile, ReptileConfig
+from strategies.sums import FedAdamConfig, FedAvg, Reptile, ReptileConfig
 from tests.runs import assert_same_run, parameters_in, resumed
 
 # REPTILE and FedAvg on arrays small enough to compute by hand, through Flower's Strategy interface.
@@ -67,7 +68,7 @@ def reptile(rate=0.5, cohort=(0, 1, 2), **settings):
 
 
 def fedavg():
-    return FedAvg(FedAvgConfig(), TwoNodes(), STEP)
+    return FedAvg(Config(), TwoNodes(), STEP)
 
 
 def configured(strategy, round_number=1, theta=THETA):
@@ -189,7 +190,7 @@ def wholes(reply, arrays, place):
     "settings",
     [
         (),
-        ("engine.path=blocks", "step.weight-decay=0.1"),
+        ("engine.path=blocks", "step.proximal-mu=0.3"),
         ("engine.path=reference",),
         ("step={name='counts'}", "model.item-bias=true"),
     ],

@@ -31,7 +31,6 @@ from fedrec.protocol.messages import TrainSum, pack_sum, unpack_sum
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible
 from simulations.engines.grid import identify_server
-from strategies.sums import FedAvg, FedAvgConfig
 
 pytestmark = pytest.mark.usefixtures("identity")
 NOBODY = dict.fromkeys(range(CLIENTS))
@@ -371,17 +370,3 @@ def test_clients_that_claim_to_be_more_do_not_reduce_the_noise():
     one, *_ = federation.configured()
     released = federation.applied([lying(one, table(0.0), clients=10**6)])
     assert_std(flat(released), 2 * CLIP * math.sqrt((CLIENTS - 1) / CLIENTS))
-
-
-# --- other strategies
-# ----------------------------------------------------------------------------------------------
-
-
-def test_fedavg_over_clients_divides_by_the_fixed_number():
-    class Uniform(FedAvg):
-        def __init__(self, config, cohorts, step):
-            super().__init__(FedAvgConfig(weighting="uniform"), cohorts, step)
-
-    parts = dp_checks.Parts(strategy=Uniform)
-    for check in (dp_checks.noise_has_the_accounted_scale, dp_checks.denominator_is_fixed):
-        check(parts)
