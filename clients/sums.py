@@ -131,13 +131,12 @@ class CompressedUpdates:
                 update = scaled(update, share)
             if before[index]:
                 update = {
-                    name: added(change, before[index][name], arrays[name])
-                    for name, change in update.items()
+                    name: added(change, before[index][name]) for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
             if self.codec.compression.keeps_error:
                 whole = {
-                    name: dense_change(update[name], table) - dense_change(decoded[name], table)
+                    name: dense_change(update[name]) - dense_change(decoded[name])
                     for name, table in ((name, arrays[name]) for name in names)
                 }
                 left = {name: value.astype(np.float32) for name, value in whole.items()}
@@ -182,7 +181,7 @@ class CompressedUpdates:
 def _in_form(change: Change, table: bool) -> Change:
     """A change of an item table as its rows that are not zero, any other as a whole array."""
     if isinstance(change, SparseUpdate):
-        return change if table else change.dense(np.zeros(0))
+        return change if table else change.dense()
     if not table:
         return change
     rows = np.flatnonzero(change.any(axis=tuple(range(1, change.ndim))))

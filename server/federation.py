@@ -30,7 +30,7 @@ from fedrec.protocol.messages import (
     unpack_sum,
 )
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
-from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
+from fedrec.protocol.updates import scaled
 from fedrec.runtime.ragged import strip_prefix
 from server.cohort import SECONDS, SampledCohorts, SynchronousTimeline, Timeline
 from server.nodes import DroppedReplies, Roster, answers, call_roster
@@ -508,17 +508,9 @@ class AsynchronousFederation(Federation):
         for reply in replies:
             version = stale.get((reply.metadata.src_node_id, reply.metadata.group_id), -1)
             if version >= 0 and not reply.has_error():
-                start = timeline.versions[version]
-                weight = (number - version) ** -_STALENESS
                 answer = unpack_sum(reply.content)
-                total = {
-                    # a drift is relative to the parameters that the clients started from
-                    name: dense_change(change, start[name])
-                    if isinstance(change, SparseUpdate) and change.drift
-                    else change
-                    for name, change in answer.total.items()
-                }
-                reply.content = pack_sum(replace(answer, total=scaled(total, weight)))
+                total = scaled(answer.total, (number - version) ** -_STALENESS)
+                reply.content = pack_sum(replace(answer, total=total))
         return sent, replies
 
 

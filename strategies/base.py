@@ -125,10 +125,9 @@ class Aggregate:
     round: int
     each: TrainEach | None = None
 
-    def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the sums as whole arrays, float64; `theta` are the parameters at the start of the
-        round."""
-        return {name: dense_change(change, theta[name]) for name, change in self.changes.items()}
+    def total(self) -> dict[str, np.ndarray]:
+        """Return the sums as whole arrays, float64."""
+        return {name: dense_change(change) for name, change in self.changes.items()}
 
     def added_to(self, theta: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
         """Compute `theta + rate * sum`; may change `theta` in place, see
@@ -353,9 +352,7 @@ class CohortStrategy(_LoopEvaluates):
         """Add the nodes' sums of one parameter, in node order."""
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
-        return functools.reduce(
-            lambda total, other: added(total, other, self._theta[name]), changes
-        )
+        return functools.reduce(lambda total, other: added(total, other), changes)
 
 
 class GeneratingStrategy(CohortStrategy):

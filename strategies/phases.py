@@ -292,7 +292,7 @@ class _Averaging(CohortStrategy):
                 got=f"a model whose means start at {start:g}",
                 fix="set both to the lowest and highest rating",
             )
-        total = aggregate.total(theta)
+        total = aggregate.total()
         sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)
         means = means_of(sums, self.config.damping, scale)
         return {**theta, "item.mean": means[:, None], "item.count": total["item.count"]}
@@ -344,7 +344,7 @@ class _Counting(CohortStrategy):
     config: PopularityStartConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        counts = aggregate.total(theta)[BIAS]
+        counts = aggregate.total()[BIAS]
         clients = aggregate.clients
         noise = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std
         if self.config.estimate == "posterior-mean":

@@ -219,7 +219,7 @@ def _sizes(answer: _Answer, theta: Theta) -> tuple[Sizes, Sizes]:
         return dict(zip(reply.clients.tolist(), norms, strict=True)), {}
     if answer.order.protection is not None:
         return {}, {}
-    norm = _norm(reply.total, theta) / max(reply.weight, 1.0)
+    norm = _norm(reply.total) / max(reply.weight, 1.0)
     return {None: norm}, {None: reply.examples / max(reply.clients, 1)}
 
 
@@ -265,20 +265,14 @@ def _check_sum(reply: TrainSum, order: TrainOrder, theta: Theta) -> None:
     if strange:
         raise ValueError(f"unknown or missing parameters {sorted(strange)[:3]}")
     _check_changes(reply.total, theta)
-    for name, change in reply.total.items():
-        if isinstance(change, SparseUpdate) and abs(change.drift) > reply.weight:
-            raise ValueError(
-                f"{name!r} drifts by {change.drift:.3g} with a weight of {reply.weight:g}"
-            )
 
 
-def _norm(changes: Mapping[str, Change], theta: Theta) -> float:
-    """Norm of changes, the drift of every row included."""
+def _norm(changes: Mapping[str, Change]) -> float:
+    """Norm of changes."""
     squares = 0.0
     with np.errstate(over="ignore"):
-        for name, change in changes.items():
-            values = numbers_in(change, theta[name])
-            squares += float(np.square(values, dtype=np.float64).sum())
+        for change in changes.values():
+            squares += float(np.square(numbers_in(change), dtype=np.float64).sum())
     return math.sqrt(squares)
 
 
@@ -453,10 +447,10 @@ def _sum(changes: Sequence[Change], table: np.ndarray) -> Change:
     """Sum of changes of a table `[...]`, in its type; sparse if less than half of it changed."""
     if not changes:
         return np.zeros_like(table)
-    total = reduce(partial(added, table=table), changes)
+    total = reduce(added, changes)
     if isinstance(total, SparseUpdate) and 2 * len(total.rows) < len(table):
         return replace(total, values=total.values.astype(table.dtype))
-    return dense_change(total, table).astype(table.dtype)
+    return dense_change(total).astype(table.dtype)
 
 
 # Metrics.

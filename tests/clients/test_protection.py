@@ -45,15 +45,13 @@ def pair(load_tiny):
 def asked(node, arrays, protection, clients=CLIENTS):
     """The reply, and its sums as whole arrays."""
     reply = train_clients(node, arrays, TrainOrder(1, np.asarray(clients), protection=protection))
-    return reply, {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+    return reply, {name: dense_change(change) for name, change in reply.total.items()}
 
 
 def raw(node, arrays, client):
     """One client's update without protection, as whole arrays, from the path `reference`."""
     order = TrainOrder(1, np.array([client]))
-    return {
-        n: dense_change(c, arrays[n]) for n, c in train_clients(node, arrays, order).total.items()
-    }
+    return {n: dense_change(c) for n, c in train_clients(node, arrays, order).total.items()}
 
 
 def length(update, order=2):

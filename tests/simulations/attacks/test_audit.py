@@ -46,9 +46,7 @@ class Noisy(CohortStrategy):
     def apply(self, theta, aggregate):
         self.round += 1
         random = stream(5, "test-noise", 0 if self.config.one_seed else self.round)
-        mean = {
-            name: total / self.config.denominator for name, total in aggregate.total(theta).items()
-        }
+        mean = {name: total / self.config.denominator for name, total in aggregate.total().items()}
         noisy = {
             name: value + random.normal(0, self.config.std, value.shape)
             for name, value in mean.items()
@@ -61,8 +59,7 @@ class Weighted(Noisy):
 
     def apply(self, theta, aggregate):
         total = {
-            name: value * COHORT / aggregate.weight
-            for name, value in aggregate.total(theta).items()
+            name: value * COHORT / aggregate.weight for name, value in aggregate.total().items()
         }
         return super().apply(theta, dataclasses.replace(aggregate, changes=total))
 
