@@ -131,7 +131,7 @@ class CompressedUpdates:
                 update = scaled(update, share)
             if before[index]:
                 update = {
-                    name: _in_form(added(change, before[index][name]), name in tables)
+                    name: added(change, _in_form(before[index][name], name in tables))
                     for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
