@@ -51,8 +51,8 @@ from server.federation import node_names
 from server.nodes import Roster, name_nodes
 from server.privacy.guard import guard_of
 from server.privacy.personal_budgets import accounts_of
-from strategies.base import CohortStrategy, GeneratingStrategy, parts_of
-from strategies.per_client import PerClientStrategy
+from strategies.base import CohortStrategy, parts_of
+from strategies.per_client import MetaMfStrategy, PerClientStrategy
 
 # One execution of a run folder on a grid: baselines, rounds, evaluation, and the final status, also
 # after errors.
@@ -208,7 +208,7 @@ class _Loop:
         self.evaluator = Evaluator(
             run.experiment,
             self.federation,
-            self.strategy if isinstance(self.strategy, GeneratingStrategy) else None,
+            self.strategy if isinstance(self.strategy, MetaMfStrategy) else None,
         )
         config = run.experiment.early_stopping
         stopping = None if config is None else EarlyStopping(run.experiment, config, self.evaluator)

@@ -39,7 +39,6 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import (
     Change,
-    ClientArrays,
     ItemRequests,
     SparseUpdate,
     added,
@@ -353,24 +352,6 @@ class CohortStrategy(_LoopEvaluates):
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
         return functools.reduce(lambda total, other: added(total, other), changes)
-
-
-class GeneratingStrategy(CohortStrategy):
-    """Base of strategies whose server generates the parameters of each client. The global
-    parameters never leave the server.
-    """
-
-    @abstractmethod
-    def generate(
-        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
-    ) -> ClientArrays:
-        """Generate the parameters of some clients.
-
-        Args:
-            theta: the global parameters.
-            clients: `int64 [clients]`, ascending.
-            requests: the items whose rows each client needs; None: whole tables.
-        """
 
 
 def server_rate(config: Any, round_number: int) -> float:

@@ -23,14 +23,7 @@ from fedrec.nn.layers import Adam
 from fedrec.protocol.messages import TrainEach
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import ClientArrays, ItemRequests
-from strategies.base import (
-    Aggregate,
-    Cohorts,
-    CohortStrategy,
-    GeneratingStrategy,
-    ServerRate,
-    server_rate,
-)
+from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate, server_rate
 
 # PyTorch's Adam over named tensors, with a state that can be saved.
 
@@ -605,8 +598,9 @@ class MetaMfStrategyConfig(ServerRate):
     several matches, the largest applies."""
 
 
-class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
-    """MetaMF: generates each client's parameters and learns from each client's gradient."""
+class MetaMfStrategy(PerClientStrategy):
+    """MetaMF: generates each client's parameters and learns from each client's gradient. The global
+    parameters never leave the server."""
 
     name = "metamf"
     Config = MetaMfStrategyConfig
@@ -624,7 +618,13 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> ClientArrays:
-        """Generate the parameters of some clients."""
+        """Generate the parameters of some clients.
+
+        Args:
+            theta: the global parameters.
+            clients: `int64 [clients]`, ascending.
+            requests: the items whose rows each client needs; None: whole tables.
+        """
         tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
             values, low = generate(tensors, torch.from_numpy(clients.copy()), requests)

@@ -214,18 +214,18 @@ def test_a_clients_update_is_the_same_to_the_bit_in_any_company(pair):
                 assert all(torch.equal(first[name], own[name]) for name in own)
 
 
-def blocks_of(batches, *given, **limits):
+def blocks_of(batches, *given):
     """The blocks as lists."""
-    return [block.tolist() for block in cut_blocks(Sizes.of(batches), *given, **limits)]
+    return [block.tolist() for block in cut_blocks(Sizes.of(batches), *given)]
 
 
 def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
     lengths = [5, 40, 1, 40, 0, 17]
     batches = [Batches.cut([(np.zeros(n, np.int64), np.zeros(n, np.float32))], 4) for n in lengths]
     parameters = {"item.id": torch.zeros(100, 8), "w": torch.zeros(10, 10)}
-    blocks = blocks_of(batches, parameters, ["item.id"], memory_gib=1.0, largest=2)
+    blocks = blocks_of(batches, parameters, ["item.id"], 1.0, 2)
     assert blocks == [[1, 3], [5, 0], [2, 4]]
-    tight = blocks_of(batches, parameters, ["item.id"], memory_gib=1e-9, largest=None)
+    tight = blocks_of(batches, parameters, ["item.id"], 1e-9, None)
     assert tight == [[1], [3], [5], [0], [2], [4]]
 
 
@@ -233,7 +233,7 @@ def test_compiled_code_on_a_processor_takes_few_clients_of_a_large_model():
     batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 80
     for length, expected in ((2**18, 23), (2**20, 5), (2**24, 1)):
         given = {"w": torch.zeros(length)}
-        blocks = blocks_of(batches, given, [], memory_gib=_COMPILED_GIB, largest=None)
+        blocks = blocks_of(batches, given, [], _COMPILED_GIB, None)
         assert len(blocks[0]) == expected
 
 
@@ -247,10 +247,10 @@ def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
         ("cuda", "blocks", [80]),
     ):
         limits = block_limits(load_tiny().engine, torch.device(device), path, 16)
-        blocks = blocks_of(batches, parameters, ["item.id"], **limits)
+        blocks = blocks_of(batches, parameters, ["item.id"], *limits)
         assert [len(block) for block in blocks] == sizes
     one = block_limits(load_tiny("engine.path=reference").engine, torch.device("cpu"), "blocks", 16)
-    assert len(blocks_of(batches, parameters, ["item.id"], **one)) == 80
+    assert len(blocks_of(batches, parameters, ["item.id"], *one)) == 80
 
 
 def test_batches_are_cut_epoch_by_epoch():
@@ -275,10 +275,7 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
     assert cut(600, 599).sizes.tolist() == [599, 1, 599, 1]
     parameters = {"item.id": torch.zeros(100, 8)}
     mixed = [cut(n, 10_000) for n in (600, 20, 700, 30)]
-    assert blocks_of(mixed, parameters, ["item.id"], memory_gib=1.0, largest=None) == [
-        [0, 2],
-        [1, 3],
-    ]
+    assert blocks_of(mixed, parameters, ["item.id"], 1.0, None) == [[0, 2], [1, 3]]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
