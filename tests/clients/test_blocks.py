@@ -367,24 +367,6 @@ def without_noise(*nodes):
             node.experiment = table
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", [True, False])
-@pytest.mark.parametrize("case", STEPS)
-def test_sums_are_equal_of_vae_blocks(vae_pair, case, noise):
-    fast, slow, arrays = vae_pair(*settings(case))
-    if not noise:
-        without_noise(fast, slow)
-    order = TrainOrder(2, np.arange(18), "examples")
-    got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
-    close(*({n: dense_change(c) for n, c in one.total.items()} for one in (got, expected)))
-    assert (got.clients, got.examples, got.losses) == (
-        expected.clients,
-        expected.examples,
-        expected.losses,
-    )
-    assert got.loss == pytest.approx(expected.loss, rel=1e-5)
-
-
 @pytest.fixture
 def odd(world):
     """One positive; the same item twice; only a low rating; no row; the whole catalogue."""

@@ -470,21 +470,6 @@ def test_fine_tuning_scores_with_each_clients_own_parameters(evaluation_node):
         assert table.loc[client, "mrr"] == pytest.approx(1 / first)
 
 
-def test_private_parameters_take_part_in_the_evaluation(evaluation_node, evaluated_theta):
-    """After client 2 was trained, its private output bias enters its scores, and no other
-    client's."""
-    made = evaluation_node("step.private-parameters=['layer1.bias']", task="rating")
-    before = metrics_of(
-        made, evaluated_theta, evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]})
-    )
-    train_clients(made, evaluated_theta, TrainOrder(1, np.array([2])))
-    after = metrics_of(
-        made, evaluated_theta, evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]})
-    )
-    changed = (before["mae"] != after["mae"]).to_dict()
-    assert changed == {0: False, 1: False, 2: True, 3: False}
-
-
 def test_scores_with_private_parameters_are_those_of_each_client(evaluation_node, evaluated_theta):
     private = {"private-parameters": ["layer1.bias", "layer0.weight"]}
     made = evaluation_node(f"step.private-parameters={private['private-parameters']}")

@@ -22,7 +22,7 @@ from fedrec.experiment.schema import load
 from fedrec.models.base import Model
 from fedrec.models.linear import Pnbm, PnbmConfig
 from fedrec.models.personal import generate
-from fedrec.neighbourhood import Bounds, Examples, Rest, own_gradient
+from fedrec.neighbourhood import Bounds, Examples
 from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import ItemQuery, TrainOrder
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
@@ -151,28 +151,6 @@ def test_the_gradient_is_the_closed_form(order, steps):
         )
         together = step.train_block({"w": start}, block)
         torch.testing.assert_close(together.values("w")[0] - start, -wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_rounds_end_at_the_fixed_point():
-    """If all rows are support and query in turn, the mean gradient vanishes at (sum M)^-1 sum M
-    m."""
-    step, value = step_of(epochs=1, learning_rate=RATE), torch.zeros(WIDTH, dtype=torch.float64)
-    left = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
-    right = torch.zeros(WIDTH, dtype=torch.float64)
-    people = [client(number) for number in range(6)]
-    for number, (data, best) in enumerate(people):
-        support, query = curvatures(step, data, number)
-        shrink = torch.eye(WIDTH, dtype=torch.float64) - RATE * support
-        weight = shrink @ query @ shrink
-        left, right = left + weight, right + weight @ best
-    for _ in range(3000):
-        moves = [
-            update_of(step, {"w": value}, d, np.random.default_rng(n)).delta["w"]
-            for n, (d, _) in enumerate(people)
-        ]
-        value = value + 0.2 * torch.stack(moves).mean(0)
-    torch.testing.assert_close(value, torch.linalg.solve(left, right), rtol=1e-6, atol=1e-8)
 
 
 def test_without_adaptation_it_is_a_plain_gradient():
@@ -444,20 +422,6 @@ def test_rating_sums(node):
     )
     assert np.array_equal(found["item.count"][:, 0], np.bincount(own.items, minlength=30))
     assert not found["similarity"].any()
-
-
-def test_own_gradient_is_that_of_autograd():
-    random = np.random.default_rng(3)
-    similarity, deviations = random.normal(size=(6, 6)), random.normal(size=6)
-    rest = Rest(1.5, 2.0, -0.7, np.full(6, -0.6), np.full(6, 0.6))
-    leaf = torch.tensor(similarity, requires_grad=True)
-    own = leaf * (1 - torch.eye(6, dtype=torch.float64))
-    guess = (own @ torch.tensor(deviations) - 0.7) / (3.5 + own.abs().sum(1))
-    loss = ((guess.clamp(-0.6, 0.6) - torch.tensor(deviations)) ** 2).sum() / 2
-    (expected,) = torch.autograd.grad(loss, leaf)
-    found, errors = own_gradient(similarity, deviations, rest)
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-12)
-    assert np.square(errors).sum() / 2 == pytest.approx(float(loss.detach()))
 
 
 def test_the_fresh_model_predicts_mean_and_users_mean_deviation(node):

@@ -21,7 +21,7 @@ from fedrec.experiment.schema import load
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import TrainOrder, pack_sum, read_arrays
-from fedrec.protocol.updates import SparseAccumulator, dense_change, network_bytes
+from fedrec.protocol.updates import dense_change, network_bytes
 from fedrec.rng import stream, torch_stream
 
 # Local SGD against `torch.optim.SGD` on plain modules, and its selection of examples.
@@ -372,30 +372,6 @@ def test_norms_are_those_of_the_updates(statistics_node, parameters, order, name
         chosen = [d for name, d in one.delta.items() if names is None or name in names]
         flat = torch.cat([delta.flatten() for delta in chosen]).double()
         assert norm == pytest.approx(float(torch.linalg.vector_norm(flat, order)), rel=1e-6)
-
-
-def test_sums_are_weighted_by_the_shares(statistics_node, parameters):
-    outcome, expected = (whole(statistics_node, parameters), updates(statistics_node, parameters))
-    shares = torch.rand(len(expected), generator=torch_stream(2, "shares")).double()
-    shares[0] = 0.0
-    totals = {name: torch.zeros(v.shape).double() for name, v in parameters.items()}
-    outcome.add_to(totals, shares)
-    for name, total in totals.items():
-        deltas = zip(shares, expected, strict=True)
-        assert torch.allclose(
-            total, sum(s * one.delta[name].double() for s, one in deltas), atol=1e-5
-        )
-
-
-def test_counts_are_added_to_a_sparse_sum(statistics_node, parameters):
-    outcome = whole(statistics_node, parameters)
-    shares = torch.linspace(0, 1, len(statistics_node.training)).double()
-    rows = SparseAccumulator(tuple(parameters["item.bias"].shape))
-    outcome.add_to({"item.bias": rows}, shares)
-    found = dense_change(rows.change(parameters["item.bias"].numpy()))
-    expected = {"item.bias": torch.zeros(parameters["item.bias"].shape).double()}
-    outcome.add_to(expected, shares)
-    assert found == pytest.approx(expected["item.bias"].numpy(), abs=1e-6)
 
 
 def test_a_round_gives_the_reference_sum_with_and_without_clipping(statistics_node, parameters):
