@@ -520,6 +520,19 @@ def test_a_step_is_the_sum_over_examples_by_hand(node):
         np.testing.assert_allclose((found[name] - start[name]).numpy(), value, rtol=1e-6, atol=1e-9)
 
 
+def test_pfedrec_trains_score_function_and_items_in_turns(tiny_experiment, tmp_path):
+    """As one client after the other by autograd, over several batches and epochs."""
+    step = {"name": "pfedrec", "epochs": 2, "learning-rate": 0.2, "item-rate": 5.0}
+    table = tiny_experiment() | {"model": {"name": "pfedrec"}, "step": step}
+    fast, slow = (Node(load(table), 0, 1, tmp_path / name) for name in ("fast", "slow"))
+    arrays = {name: value.numpy() for name, value in fast.initial().items()}
+    order = TrainOrder(1, fast.training[:9])
+    got, wanted = (train_clients(node, arrays, order) for node in (fast, with_oracle(slow)))
+    expected = dense_change(wanted.total["item.id"])
+    assert np.abs(expected).max() > 0.01 and got.loss == pytest.approx(wanted.loss, rel=1e-5)
+    np.testing.assert_allclose(dense_change(got.total["item.id"]), expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("terms", [{}, {"apart": 0.6, "sparse": 0.4}])
 def test_the_kernel_trains_as_blocks_do_of_fedrap_step(node, tiny_experiment, tmp_path, terms):
     """What is sent, what is kept, and losses, in two rounds."""
