@@ -57,7 +57,7 @@ def evaluate_clients(
     )
     step = node.step(table)
     if order.each:
-        evaluated = _generated(node, step, ClientArrays.read(arrays), order)
+        evaluated = _generated(node, ClientArrays.read(arrays), order)
     elif node.experiment.task == "rating":
         evaluated = _rated(node, step, to_device(arrays, node.device), clients, order)
     else:
@@ -74,14 +74,8 @@ def mean_metrics(evaluated: Evaluated) -> dict[str, float | int]:
     return {"num-examples": len(evaluated), **dict(zip(columns, means, strict=True))}
 
 
-def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
+def _generated(node: Node, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
     """Metrics under parameters that were generated for each client, without training."""
-    if step.config.epochs:
-        raise ExperimentError(
-            "generated parameters are not fine-tuned on the device",
-            expected="epochs = 0 in evaluation.fine-tune",
-            fix="--set evaluation.fine-tune={epochs=0}",
-        )
     clients = given.requests.clients
     if node.experiment.task == "rating":
         block = _generated_ratings(node, given, _part(node, order))
