@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
 from fedrec.models.personal import generate
 from fedrec.nn.layers import Adam
@@ -644,16 +644,9 @@ class MetaMfStrategy(PerClientStrategy):
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Back-propagate the gradients and take a step, in place; without any example the
-        parameters stay.
-
-        Raises:
-            ClientError: no parameters were generated.
-        """
-        if self._made is None or aggregate.each is None:
-            raise ClientError(
-                "received gradients for parameters that were not generated",
-                fix="call configure_train before aggregate_train",
-            )
+        parameters stay."""
+        if aggregate.each is None:
+            return theta
         outputs, directions = self._directions(aggregate.each)
         leaves = self._leaves
         self._made = None

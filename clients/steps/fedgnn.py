@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.step import Step, StepConfig
-from fedrec.errors import ExperimentError
 from fedrec.graphs import NOTHING, tokens
 from fedrec.models.base import Parameters
 from fedrec.models.personal import Fedgnn
@@ -113,11 +112,7 @@ class FedgnnStep(Step):
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
         """Minus the clipped gradient of every client of a block, the message to the third party,
-        and the change of what it keeps.
-
-        Raises:
-            ExperimentError: there are no neighbours among what the server sent.
-        """
+        and the change of what it keeps."""
         given = client_params or {}
         block = replace(block, examples=block.touched_counts)  # each item is one
         changes = {
@@ -129,12 +124,6 @@ class FedgnnStep(Step):
         updates = BlockUpdate.from_changes(parameters, block, changes, (ITEMS,), losses, given)
         if not self.config.epochs:
             return updates
-        if NEIGHBOURS not in given:
-            raise ExperimentError(
-                "step 'fedgnn' needs neighbours from the third party of its strategy",
-                expected="strategy.name = 'fedgnn', and no fine-tuning in evaluation",
-                fix="--set evaluation.fine-tune={epochs=0}",
-            )
         # padding has label 0
         clients = (block.labels[:1] == 1).any(2).any(0).nonzero()[:, 0]
         if not len(clients):

@@ -180,11 +180,7 @@ class GpfedrecStep(_ShuffledStep):
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
-        """Train every client of a block under guidance.
-
-        Raises:
-            ExperimentError: there is no guidance among what the server sent.
-        """
+        """Train every client of a block under guidance."""
         return self._guided(self._descend, parameters, block, client_params)
 
     def in_kernel(self) -> Train | str:
@@ -204,12 +200,6 @@ class GpfedrecStep(_ShuffledStep):
         if not block.active:
             start = {name: value for name, value in given.items() if name != GUIDE}
             return unchanged(parameters, block, start, (ITEMS,))
-        if GUIDE not in given:
-            raise ExperimentError(
-                "step 'gpfedrec' learns under the guidance of its server only",
-                expected="strategy.name = 'gpfedrec', and no fine-tuning in evaluation",
-                fix="--set evaluation.fine-tune={epochs=0}",
-            )
         width = block.touched.shape[1]
         counts = torch.tensor(block.touched_counts, device=self.device)
         real = (torch.arange(width, device=self.device) < counts[:, None]).unsqueeze(-1)

@@ -376,13 +376,6 @@ def test_the_kernel_trains_as_blocks_do(tiny_experiment, tmp_path):
             np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_training_without_guidance_is_refused(guided):
-    node, start, data = guided()
-    del start["item.guide"]
-    with pytest.raises(ExperimentError, match="no fine-tuning"):
-        updated(node, start, data)
-
-
 @pytest.mark.parametrize(
     ("step", "model"),
     [
