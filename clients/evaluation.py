@@ -29,15 +29,13 @@ from fedrec.models.base import HistoryModel, Parameters
 from fedrec.protocol.messages import EvaluateOrder, HeldOutPart, ItemQuery
 from fedrec.protocol.updates import ClientArrays, ItemRequests
 
-_CELLS_PER_BLOCK = (
-    1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
-)
+# users times items whose masks and scores are in memory at a time, about 20 MiB
+_CELLS_PER_BLOCK = 1_000_000
 _PRIVATE_TOGETHER = 16  # users whose private parameters are in memory at a time, without tables
 _LEAST = 16  # users per block, who share the reading of a long catalogue
 _CELLS_KEPT = 4_000_000  # users times items whose shared scores are kept, 16 MiB
-_SCORED_AT_ONCE = (
-    20_000  # users times items per forward pass, so that the activations stay in cache
-)
+# users times items per forward pass, so that the activations stay in cache
+_SCORED_AT_ONCE = 20_000
 
 
 def evaluate_clients(

@@ -17,7 +17,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.errors import ExperimentError
-from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
+from fedrec.graphs import (
+    COUNTS,
+    EMBEDDING,
+    NEIGHBOURS,
+    TOKENS,
+    ThirdParty,
+    add_products,
+    merge_rows,
+    weighted_sums,
+)
 from fedrec.models.personal import generate
 from fedrec.nn.layers import Adam
 from fedrec.protocol.messages import TrainEach
@@ -376,10 +385,6 @@ class _Uploads:
 
 ITEMS = "item.id"
 LAYERS = ("items.", "users.")
-NEIGHBOURS = "third.neighbours"
-COUNTS = "third.counts"
-TOKENS = "third.tokens"
-EMBEDDING = "third.user"
 
 
 class FedgnnStrategyConfig(ServerRate):

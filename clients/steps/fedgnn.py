@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.step import Step, StepConfig
-from fedrec.graphs import NOTHING, tokens
+from fedrec.graphs import COUNTS, EMBEDDING, NEIGHBOURS, NOTHING, TOKENS, tokens
 from fedrec.models.base import Parameters
 from fedrec.models.personal import Fedgnn
 from fedrec.nn.layers import gather_rows
@@ -42,10 +42,6 @@ from fedrec.training.results import BlockUpdate
 ITEMS = "item.id"
 USER = "user.id"
 VECTOR = "user.vector"
-NEIGHBOURS = "third.neighbours"
-COUNTS = "third.counts"
-TOKENS = "third.tokens"
-EMBEDDING = "third.user"
 _PADDING = -1.0  # label of no example
 _NEGATIVES = 4  # items per positive, drawn outside the positives
 _TOKEN_KEY = "fedgnn"  # which devices share

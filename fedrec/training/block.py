@@ -179,14 +179,14 @@ class Block:
             batches: the batches of each client, most steps first.
             device: device of the tensors.
         """
-        table, counts, places = _numbered([batch.references() for batch in batches])
+        table, counts, client_rows = _numbered([batch.references() for batch in batches])
         firsts = np.arange(len(batches)) * table.shape[1]
         codes = tuple(on_device(np.stack(feature), device) for feature in zip(*users, strict=True))
         items, labels, sizes = (
             side_by_side([getattr(batch, name) for batch in batches], device)
             for name in ("items", "labels", "sizes")
         )
-        rows = side_by_side(places, device) + on_device(firsts, device)[:, None]
+        rows = side_by_side(client_rows, device) + on_device(firsts, device)[:, None]
         tensors = (items, rows, labels, sizes, on_device(table, device))
         steps, examples, last_epoch = np.array(
             [(len(batch.sizes), batch.examples, batch.last_epoch) for batch in batches]
@@ -319,11 +319,11 @@ def _numbered(
     from fedrec.kernel.rows import number_items  # imports Numba, which is slow
 
     references = [items[real] for items, real in needed]
-    ends = np.cumsum([len(own) for own in references])
+    ends = np.cumsum([len(items) for items in references])
     table, counts, numbered = number_items(np.concatenate(references), ends)
-    places = []
+    rows = []
     for (items, real), numbers in zip(needed, np.split(numbered, ends[:-1]), strict=True):
-        place = np.zeros(items.shape, dtype=np.int64)
-        place[real] = numbers
-        places.append(place)
-    return table, counts, places
+        client_rows = np.zeros(items.shape, dtype=np.int64)
+        client_rows[real] = numbers
+        rows.append(client_rows)
+    return table, counts, rows

@@ -109,9 +109,8 @@ def _layout(
 
 # Whether native code can train a model with given settings, and why not.
 
-_MOST_CATEGORIES = (
-    1024  # of an item feature; a product with all rows of its table is taken in every step
-)
+# categories of an item feature; a product with all rows of its table is taken in every step
+_MOST_CATEGORIES = 1024
 
 
 def device_refusal(device: torch.device) -> str | None:

@@ -106,8 +106,8 @@ def _replay(
 
     def work() -> None:
         """The step of this number, `int64 [1]`, which then is that of the following one."""
-        own = one_step(block.at(number, steps.start), 0, clients)
-        losses[:, :clients].index_copy_(0, number, own[None].to(losses.dtype))
+        measured = one_step(block.at(number, steps.start), 0, clients)
+        losses[:, :clients].index_copy_(0, number, measured[None].to(losses.dtype))
         number.add_(1)
 
     work()
