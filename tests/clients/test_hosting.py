@@ -127,15 +127,6 @@ def test_a_step_with_other_batches_does_not_inherit_the_kernel(load_tiny):
     assert found.name == "blocks" and "OtherBatches overrides" in found.reason
 
 
-def test_a_run_reports_its_training_path(run_tiny, capsys):
-    from server.callbacks import Progress
-
-    run_tiny("rounds=1", callbacks=[Progress()])
-    assert "training paths: step sgd: kernel" in capsys.readouterr().err
-    run_tiny("rounds=1", "step.proximal-mu=0.5", callbacks=[Progress()], output="other")
-    assert "step sgd: blocks (the kernel takes plain SGD" in capsys.readouterr().err
-
-
 def test_a_phase_that_trains_nothing_is_no_obstacle_to_the_kernel(load_tiny):
     node = Node(load_tiny("engine.path=kernel"), 0, 1, None)
     counts = Section.model_validate({"name": "counts"})

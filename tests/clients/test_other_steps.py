@@ -25,7 +25,6 @@ from fedrec.models.personal import generate
 from fedrec.neighbourhood import Bounds, Examples
 from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import ItemQuery, TrainOrder
-from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
 from fedrec.protocol.updates import ClientArrays, dense_change
 from fedrec.rng import torch_stream
 
@@ -202,7 +201,7 @@ def test_blocks_are_the_reference_on_a_network(load_tiny, order, share):
     for taken in ("blocks", "reference"):
         node = Node(load_tiny(*settings, f"engine.path={taken}"), 0, 1, None)
         arrays = {name: value.numpy() for name, value in node.initial().items()}
-        reply = train_clients(node, arrays, MamlStepTrainOrder(1, node.training))
+        reply = train_clients(node, arrays, TrainOrder(1, node.training))
         sums.append({name: dense_change(change) for name, change in reply.total.items()})
     for name, value in sums[1].items():
         np.testing.assert_allclose(sums[0][name], value, rtol=1e-4, atol=1e-5)

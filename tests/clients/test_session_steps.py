@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps on a client's sequence and sessions."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -21,6 +19,7 @@ from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
 from tests.clients.oracles import loss_from_table
+from tests.clients.rounding import assert_members_alike
 
 # Local training on sequences: one client's gradient by autograd, whatever its neighbours in the
 # block, and evaluation from each client's last items.
@@ -252,29 +251,9 @@ def test_sums_in_blocks_equal_those_of_one_client_after_the_other(pair, name, ca
 def test_odd_clients(pair, world, name, case, task):
     """Client 0 has one positive, 1 the same item twice, 2 only a low rating, 3 nothing at all."""
     fast, slow, parameters = pair(name, case, world(task))
-    step, reference = fast.step(fast.experiment.step), slow.step(slow.experiment.step)
-    seen = 0
-    for places, trained in train_in_blocks(
-        fast, step, fast.path(step), parameters, np.arange(4), "client", 1
-    ):
-        for member, place in enumerate(places):
-            data = fast.population.client(place)
-            update = update_of(reference, parameters, data, stream(0, "client", place, 1))
-            assert_same(
-                {n: v[0] - parameters[n] for n, v in trained.parameters_of(member).items()},
-                update.delta,
-            )
-            norm = math.sqrt(
-                sum(float(delta.double().square().sum()) for delta in update.delta.values())
-            )
-            assert float(trained.norms()[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
-            loss = trained.losses()[member]
-            assert (math.isnan(loss) and math.isnan(update.loss)) or loss == pytest.approx(
-                update.loss, rel=1e-4
-            )
-            assert trained.block.examples[member] == update.examples
-            seen += 1
-    assert seen == 4
+    reference = slow.step(slow.experiment.step)
+    data = [fast.population.client(client) for client in range(4)]
+    assert_members_alike(fast, reference, parameters, data, assert_same)
 
 
 def test_one_client_with_more_than_everyone_else(pair, load_tiny):
