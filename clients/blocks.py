@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -137,7 +137,6 @@ def cut_blocks(
     sizes: Sizes,
     parameters: Mapping[str, Tensor],
     item_tables: Sequence[str],
-    *,
     memory_gib: float,
     largest: int | None,
 ) -> Iterator[np.ndarray]:
@@ -176,17 +175,17 @@ def cut_blocks(
 
 def block_limits(
     engine: EngineConfig, device: torch.device, path: PathName, together: int
-) -> dict[str, Any]:
+) -> tuple[float, int | None]:
     """`memory_gib` and `largest` of `cut_blocks` on a device: blocks have one client if the path
     `reference` is requested, and `together` on a processor unless compiled code takes one after the
     other (`Batches.together`)."""
-    memory = engine.memory_gib
-    largest = None
-    if device.type == "cpu":
-        one_by_one = path == "kernel"
-        largest = _ONE_BY_ONE if one_by_one else together
-        memory = min(memory, _COMPILED_GIB) if one_by_one else memory
-    return {"memory_gib": memory, "largest": 1 if engine.path == "reference" else largest}
+    if engine.path == "reference":
+        return engine.memory_gib, 1
+    if device.type != "cpu":
+        return engine.memory_gib, None
+    if path == "kernel":
+        return min(engine.memory_gib, _COMPILED_GIB), _ONE_BY_ONE
+    return engine.memory_gib, together
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +246,7 @@ class _Training:
         """The clients of each block, see `cut_blocks`."""
         engine = self.node.experiment.engine
         limits = block_limits(engine, self.node.device, self.path, drawn.together)
-        return cut_blocks(drawn.sizes, parameters, item_tables if drawn.compact else [], **limits)
+        return cut_blocks(drawn.sizes, parameters, item_tables if drawn.compact else [], *limits)
 
     def drawn(self, clients: np.ndarray) -> _ClientDraws:
         """What the clients draw."""

@@ -29,15 +29,13 @@ from fedrec.models.base import HistoryModel, Parameters
 from fedrec.protocol.messages import EvaluateOrder, HeldOutPart, ItemQuery
 from fedrec.protocol.updates import ClientArrays, ItemRequests
 
-_CELLS_PER_BLOCK = (
-    1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
-)
+# users times items whose masks and scores are in memory at a time, about 20 MiB
+_CELLS_PER_BLOCK = 1_000_000
 _PRIVATE_TOGETHER = 16  # users whose private parameters are in memory at a time, without tables
 _LEAST = 16  # users per block, who share the reading of a long catalogue
 _CELLS_KEPT = 4_000_000  # users times items whose shared scores are kept, 16 MiB
-_SCORED_AT_ONCE = (
-    20_000  # users times items per forward pass, so that the activations stay in cache
-)
+# users times items per forward pass, so that the activations stay in cache
+_SCORED_AT_ONCE = 20_000
 
 
 def evaluate_clients(
@@ -57,7 +55,7 @@ def evaluate_clients(
     )
     step = node.step(table)
     if order.each:
-        evaluated = _generated(node, step, ClientArrays.read(arrays), order)
+        evaluated = _generated(node, ClientArrays.read(arrays), order)
     elif node.experiment.task == "rating":
         evaluated = _rated(node, step, to_device(arrays, node.device), clients, order)
     else:
@@ -74,14 +72,8 @@ def mean_metrics(evaluated: Evaluated) -> dict[str, float | int]:
     return {"num-examples": len(evaluated), **dict(zip(columns, means, strict=True))}
 
 
-def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
+def _generated(node: Node, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
     """Metrics under parameters that were generated for each client, without training."""
-    if step.config.epochs:
-        raise ExperimentError(
-            "generated parameters are not fine-tuned on the device",
-            expected="epochs = 0 in evaluation.fine-tune",
-            fix="--set evaluation.fine-tune={epochs=0}",
-        )
     clients = given.requests.clients
     if node.experiment.task == "rating":
         block = _generated_ratings(node, given, _part(node, order))

@@ -237,7 +237,7 @@ def _without_rows(node: Node, work: _Work, step: Step, client: int) -> BlockUpda
 
 
 def _with_errors(
-    private: Iterable[tuple[list[int], Arrays]], errors: Mapping[int, Mapping[str, np.ndarray]]
+    private: Iterable[tuple[list[int], Arrays]], errors: Mapping[int, Arrays]
 ) -> list[tuple[list[int], Arrays]]:
     """The private parameters of each client, and what a compression left out of its update."""
     by_client: dict[int, Arrays] = {
@@ -246,8 +246,7 @@ def _with_errors(
         for index, client in enumerate(clients)
     }
     for client, left_out in errors.items():
-        saved = {name: value[None] for name, value in left_out.items()}
-        by_client[client] = {**by_client.get(client, {}), **saved}
+        by_client[client] = {**by_client.get(client, {}), **left_out}
     return [([client], values) for client, values in by_client.items()]
 
 

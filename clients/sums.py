@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from clients.storage import Arrays as PrivateArrays
 from clients.storage import PrivateState
-from fedrec.compression.codec import Codec, row_numbers
+from fedrec.compression.codec import Codec
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.clipping import Clip, Protection
@@ -28,7 +29,7 @@ from fedrec.protocol.updates import (
     scaled,
 )
 from fedrec.rng import NoiseSource
-from fedrec.runtime.ragged import add_prefix, strip_prefix
+from fedrec.runtime.ragged import strip_prefix
 from fedrec.training.results import BlockUpdate, Total
 
 # Compression of the updates of a node's clients: after each one's clip, and before the sum.
@@ -36,9 +37,7 @@ from fedrec.training.results import BlockUpdate, Total
 # What is added is what a server would decode, and the bytes are those that each client would send
 # by itself, whatever clients a node hosts.
 
-_WHOLE = "compression/whole/"  # prefixes of what a client keeps of its last update: arrays,
-_ROWS = "compression/rows/"  # and of tables the rows of which something was left out
-_VALUES = "compression/values/"
+_KEPT = "compression/"  # prefix of the names of what a client keeps of its last update
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -52,14 +51,15 @@ class CompressedUpdates:
         store: where clients keep what was left out; None: nowhere.
         private: names of the parameters that stay with the clients.
         bytes: of what the clients sent so far.
-        errors: what each client keeps for its next update, with names of their own.
+        errors: what each client keeps for its next update, with names of their own, as its
+            private state.
     """
 
     codec: Codec
     store: PrivateState | None
     private: Collection[str] = ()
     bytes: int = 0
-    errors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    errors: dict[int, PrivateArrays] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -111,7 +111,7 @@ class CompressedUpdates:
         names = [n for n in trained.names if n in sent and n not in self.private]
         updates = trained.each(clients, names, [name for name in names if name in tables])
         by_name = {name: updates.changes(name, arrays[name]) for name in names}
-        before = self._errors_before(clients, arrays)
+        before = self._errors_before(clients)
         changes_of = []
         for index, client in enumerate(clients):
             update = {name: changes[index] for name, changes in by_name.items()}
@@ -126,19 +126,18 @@ class CompressedUpdates:
                 update = scaled(update, share)
             if before[index]:
                 update = {
-                    name: added(change, before[index][name], arrays[name])
+                    name: added(change, _in_form(before[index][name], name in tables))
                     for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip)
             if self.codec.compression.keeps_error:
-                whole = {
-                    name: dense_change(update[name], table) - dense_change(decoded[name], table)
-                    for name, table in ((name, arrays[name]) for name in names)
+                left = {
+                    name: dense_change(update[name]) - dense_change(decoded[name]) for name in names
                 }
-                left = {name: value.astype(np.float32) for name, value in whole.items()}
-                self.errors[client] = _kept(
-                    {name: _in_form(change, name in tables) for name, change in left.items()}
-                )
+                self.errors[client] = {
+                    f"{_KEPT}{name}": _kept(value.astype(np.float32), name in tables)
+                    for name, value in left.items()
+                }
             if clip is None and share != 1:
                 decoded = scaled(decoded, share)
             changes_of.append(
@@ -155,54 +154,32 @@ class CompressedUpdates:
         self.bytes += sum(network_bytes(payload) for payload in payloads.values())
         return decoded
 
-    def _errors_before(self, clients: Sequence[int], arrays: Arrays) -> list[dict[str, Change]]:
+    def _errors_before(self, clients: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """The part of its last update that each client retained."""
-        before: list[dict[str, Change]] = [{} for _ in clients]
+        before: list[dict[str, np.ndarray]] = [{} for _ in clients]
         if not self.codec.compression.keeps_error or self.store is None:
             return before
         for positions, saved in self.store.load_all(clients, self.codec.round):
+            left = strip_prefix(_KEPT, saved)
             for row, position in enumerate(positions):
-                left = {name: value[row] for name, value in saved.items()}
-                before[position] = _read(left, arrays)
+                before[position] = {name: value[row] for name, value in left.items()}
         return before
 
 
 def _in_form(change: Change, table: bool) -> Change:
     """A change of an item table as its rows that are not zero, any other as a whole array."""
     if isinstance(change, SparseUpdate):
-        return change if table else change.dense(np.zeros(0))
+        return change if table else change.dense()
     if not table:
         return change
     rows = np.flatnonzero(change.any(axis=tuple(range(1, change.ndim))))
     return SparseUpdate(change.shape, rows, change[rows])
 
 
-def _kept(left: Mapping[str, Change]) -> dict[str, np.ndarray]:
-    """The retained part as arrays, with names of their own."""
-    tables = {name: change for name, change in left.items() if isinstance(change, SparseUpdate)}
-    return add_prefix(
-        {
-            _WHOLE: {
-                name: change
-                for name, change in left.items()
-                if not isinstance(change, SparseUpdate)
-            },
-            _ROWS: {
-                name: row_numbers(change.rows, change.shape[0]) for name, change in tables.items()
-            },
-            _VALUES: {name: change.values for name, change in tables.items()},
-        }
-    )
-
-
-def _read(saved: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
-    """The retained part, read from the arrays of `_kept`."""
-    values = strip_prefix(_VALUES, saved)
-    tables = {
-        name: SparseUpdate(arrays[name].shape, rows.astype(np.int64), values[name])
-        for name, rows in strip_prefix(_ROWS, saved).items()
-    }
-    return {**strip_prefix(_WHOLE, saved), **tables}
+def _kept(left: np.ndarray, table: bool) -> np.ndarray | list[SparseUpdate]:
+    """A retained part as the state of one client."""
+    change = _in_form(left, table)
+    return [change] if isinstance(change, SparseUpdate) else change[None]
 
 
 # The running sums of a node: of weighted updates, or of updates that each client clips (and noises)
@@ -302,7 +279,7 @@ class UpdateSum:
         return total(self.examples, self.loss, self.losses, self.sent)
 
     @property
-    def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:
+    def errors(self) -> Mapping[int, PrivateArrays]:
         """The part of its update that each client retains for the next one, by name."""
         return {} if self.compressed is None else self.compressed.errors
 

@@ -31,6 +31,11 @@ from fedrec.kernel.rows import copy_row, matrix
 
 NOTHING = -1
 """Padding of tokens."""
+# names of the arrays between a device and the third party
+NEIGHBOURS = "third.neighbours"
+COUNTS = "third.counts"
+TOKENS = "third.tokens"
+EMBEDDING = "third.user"
 _BYTES = 6  # bytes of a hash in a token: 48 bits
 
 

@@ -23,7 +23,7 @@ from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 from fedrec.nn.layers import affine, recurrent_states
-from fedrec.training.block import Batches, Block, Rectangle, UserCodes
+from fedrec.training.block import Batches, Block, UserCodes, side_by_side
 from fedrec.training.sgd import Recommending
 
 # Masked views of sessions, and their encoders.
@@ -584,20 +584,10 @@ class SessionBlock(Block):
     def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Self:
         """Build a block from clients' data with `SessionBatches`."""
         sessions = [batch for batch in batches if isinstance(batch, SessionBatches)]
-        rectangle = Rectangle.of(sessions, device)
-        most = max(batch.views.shape[1] for batch in sessions)
-        views = np.full(
-            (len(rectangle.positions), most, sessions[0].views.shape[2]), -1, dtype=np.int64
-        )
-        start = 0
-        for batch in sessions:
-            stop = start + len(batch.views)
-            views[start:stop, : batch.views.shape[1]] = batch.views
-            start = stop
-        none = torch.full((len(sessions),), -1, device=device)
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
-        return cls(**shared, views=rectangle.filled(views, none))
+        views = side_by_side([batch.views for batch in sessions], device, -1)
+        return cls(**shared, views=views)
 
 
 class SessionObjective:

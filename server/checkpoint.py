@@ -160,15 +160,18 @@ class Checkpoints:
         """Load the newest readable state; None without checkpoints.
 
         Raises:
-            RunError: there are checkpoints, and none can be read.
+            RunError: there are checkpoints, and none can be read; or it belongs to another
+                experiment.
         """
         files = self._files()
         for file in reversed(files):
             try:
-                return self._read(file)
-            except _Damaged as damage:
-                text = "checkpoint %s is damaged (%s); using the previous one"
-                log.warning(text, file.name, damage)
+                about, arrays = _content(file)
+            except Exception as error:  # as a damaged file fails in many ways
+                text = "checkpoint %s is damaged (%s: %s); using the previous one"
+                log.warning(text, file.name, type(error).__name__, error)
+                continue
+            return self._state(about, arrays)
         if files:
             raise RunError(
                 f"no checkpoint in {self.folder} can be read",
@@ -177,17 +180,8 @@ class Checkpoints:
             )
         return None
 
-    def _read(self, file: Path) -> State:
-        """Read the state in a file.
-
-        Raises:
-            _Damaged: it cannot be read.
-            RunError: it belongs to another experiment, or to an earlier version.
-        """
-        try:
-            about, arrays = _content(file)
-        except Exception as error:  # as a damaged file fails in many ways
-            raise _Damaged(f"{type(error).__name__}: {error}") from None
+    def _state(self, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> State:
+        """The state of a file with this content."""
         if about["digest"] not in self._known:
             raise RunError(
                 "the checkpoint belongs to another experiment",
@@ -210,10 +204,6 @@ class Checkpoints:
             for file in self.folder.glob("round-*.npz")
             if re.fullmatch(r"round-\d+\.npz", file.name)
         )
-
-
-class _Damaged(Exception):
-    """Error for a damaged checkpoint."""
 
 
 def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -28,7 +28,7 @@ from server.checkpoint import RunExtension, State
 from server.deployed.validation import evaluated, of_usual_size
 from server.federation import Federation
 from server.nodes import request_items
-from strategies.base import GeneratingStrategy
+from strategies.per_client import MetaMfStrategy
 
 log = logging.getLogger("fedrec")
 # Clients per node and message; more without fine-tuning, where a client costs little and clients
@@ -54,7 +54,7 @@ class Evaluator:
         self,
         experiment: Experiment,
         federation: Federation,
-        generating: GeneratingStrategy | None = None,
+        generating: MetaMfStrategy | None = None,
     ) -> None:
         self.experiment = experiment
         self.federation = federation

@@ -30,12 +30,13 @@ from fedrec.protocol.messages import (
     unpack_sum,
 )
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
-from fedrec.protocol.updates import SparseUpdate, dense_change, scaled
+from fedrec.protocol.updates import scaled
 from fedrec.runtime.ragged import strip_prefix
 from server.cohort import SECONDS, SampledCohorts, SynchronousTimeline, Timeline
 from server.nodes import DroppedReplies, Roster, answers, call_roster
 from server.privacy.secure_sums import secure_sums
-from strategies.base import CohortStrategy, GeneratingStrategy, more_than_sums, parts_of
+from strategies.base import CohortStrategy, more_than_sums, parts_of
+from strategies.per_client import MetaMfStrategy
 
 
 def node_names(grid: Grid) -> Mapping[str, str]:
@@ -200,9 +201,7 @@ def _check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
         ExperimentError: it does not.
     """
     parts = parts_of(strategy)
-    if not all(
-        isinstance(p, CohortStrategy) and not isinstance(p, GeneratingStrategy) for p in parts
-    ):
+    if not all(isinstance(p, CohortStrategy) and not isinstance(p, MetaMfStrategy) for p in parts):
         raise ExperimentError(
             f"strategy {type(strategy).__name__!r} does not work with [{table}]",
             expected="a strategy of fedrec's that sends the global parameters to its clients",
@@ -271,8 +270,8 @@ def _check_enough_nodes(strategy: Strategy, nodes: int) -> None:
 # sampler's cohorts, taken sequentially. With a concurrency of one cohort and equally fast devices,
 # each round is the synchronous one.
 #
-# An answer to parameters of s rounds ago enters the sum with weight (1 + s)^-a, a = 0.5 by default,
-# and the sum is divided as in a synchronous round: by the number of clients, or the weight of their
+# An answer to parameters of s rounds ago enters the sum with weight (1 + s)^-a, a = 0.5, and the
+# sum is divided as in a synchronous round: by the number of clients, or the weight of their
 # examples. The strategy is unaware of it: the federation replaces the parameters in its messages,
 # and weights the sums in the replies.
 #
@@ -282,6 +281,7 @@ def _check_enough_nodes(strategy: Strategy, nodes: int) -> None:
 # settings of that round.
 
 _MOST_LOST = 1000  # lost clients per reply
+_STALENESS = 0.5  # the exponent a
 
 
 class _InFlight(NamedTuple):
@@ -310,6 +310,7 @@ class _BufferedTimeline(Timeline):
 
     Attributes:
         versions: parameters that clients started from, by round.
+        answers: round of the parameters that each client of the current round was sent.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class _BufferedTimeline(Timeline):
         self.config = asynchronous
         self.versions: dict[int, dict[str, np.ndarray]] = {}
         self._queue: list[_InFlight] = []
-        self._answers: dict[int, int] = {}  # versions of the round's replies, by client
+        self.answers: dict[int, int] = {}
         self._draws = 0  # cohorts that the sampler drew
         self._next: list[int] = []  # drawn clients that have not started, in reverse order
         self._ended = 0.0
@@ -331,14 +332,10 @@ class _BufferedTimeline(Timeline):
             self.versions[0] = _copies(theta)
         return super().announce(theta)
 
-    def _version_of(self, client: int) -> int:
-        """Return the round of the parameters that a client of the current round was sent."""
-        return self._answers[client]
-
     def groups(self, clients: np.ndarray) -> Iterator[np.ndarray]:
         """Group the clients of a round, `int64 [clients]`, by the parameters that they were sent,
         the newest first."""
-        versions = np.array([self._answers[client] for client in clients.tolist()], dtype=np.int64)
+        versions = np.array([self.answers[client] for client in clients.tolist()], dtype=np.int64)
         for version in np.unique(versions)[::-1]:
             yield clients[versions == version]
 
@@ -376,18 +373,18 @@ class _BufferedTimeline(Timeline):
                 got=str(self.config.concurrency),
                 fix="set a smaller number, or a smaller sampler.cohort",
             )
-        self._answers = {}
+        self.answers = {}
         self._lost = 0
         now = self.clock
-        while len(self._answers) < buffer:
+        while len(self.answers) < buffer:
             now = self._refilled(now, round_number, cohorts)
             at = self._queue[0].end
-            while self._queue and self._queue[0].end <= at and len(self._answers) < buffer:
+            while self._queue and self._queue[0].end <= at and len(self.answers) < buffer:
                 client = heapq.heappop(self._queue)
                 if client.lost:
                     self._lost += 1
                 else:
-                    self._answers[client.client] = client.version
+                    self.answers[client.client] = client.version
             now = max(now, at)
             if self._lost > _MOST_LOST * buffer:
                 raise ExperimentError(
@@ -396,12 +393,12 @@ class _BufferedTimeline(Timeline):
                     fix="set shorter device times, or more hours in devices.nightly",
                 )
         self._ended = now
-        return np.array(sorted(self._answers), dtype=np.int64)
+        return np.array(sorted(self.answers), dtype=np.int64)
 
     def _refilled(self, now: float, round_number: int, cohorts: SampledCohorts) -> float:
         """Start clients up to the concurrency; if none trains or is available, at the next time at
         which one is. Returns the time."""
-        busy = {client.client for client in self._queue} | self._answers.keys()
+        busy = {client.client for client in self._queue} | self.answers.keys()
         if not self._queue and self.devices.config.nightly is not None:
             idle = cohorts.clients[~np.isin(cohorts.clients, list(busy))]
             now = self._when_present(idle, 1, now)
@@ -433,7 +430,7 @@ class _BufferedTimeline(Timeline):
     def after_round(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
         """Complete the planned round, and save its parameters; returns its counts of answers."""
         self.clock = self._ended
-        stale = [round_number - 1 - version for version in self._answers.values()]
+        stale = [round_number - 1 - version for version in self.answers.values()]
         needed = {client.version for client in self._queue}
         self.versions = {v: theta for v, theta in self.versions.items() if v in needed}
         self.versions[round_number] = _copies(zero_copy_arrays(arrays))
@@ -494,7 +491,7 @@ class AsynchronousFederation(Federation):
         for message in messages:
             order = unpack_order(TrainOrder, message.content)
             number = order.round
-            version = timeline._version_of(int(order.clients[0]))  # type: ignore[index]
+            version = timeline.answers[int(order.clients[0])]  # type: ignore[index]
             if version < number - 1:
                 node = message.metadata.dst_node_id
                 group = message.metadata.group_id
@@ -507,17 +504,9 @@ class AsynchronousFederation(Federation):
         for reply in replies:
             version = stale.get((reply.metadata.src_node_id, reply.metadata.group_id), -1)
             if version >= 0 and not reply.has_error():
-                start = timeline.versions[version]
-                weight = (number - version) ** -timeline.config.staleness_exponent
                 answer = unpack_sum(reply.content)
-                total = {
-                    # a drift is relative to the parameters that the clients started from
-                    name: dense_change(change, start[name])
-                    if isinstance(change, SparseUpdate) and change.drift
-                    else change
-                    for name, change in answer.total.items()
-                }
-                reply.content = pack_sum(replace(answer, total=scaled(total, weight)))
+                total = scaled(answer.total, (number - version) ** -_STALENESS)
+                reply.content = pack_sum(replace(answer, total=total))
         return sent, replies
 
 

@@ -264,7 +264,6 @@ def request_items(
 # where the first term is small.
 
 _BLOCK = 32  # clients that are trained together
-_LEADS = 6  # number of groupings of long clients to try
 # fixed cost of a client, in examples (measured on a CPU)
 _CLIENT_COST = 40
 # fixed cost of a step of a block, in units of the cost per client in it (measured on a CPU)
@@ -272,7 +271,8 @@ _STEP_COST = 0.1
 
 
 def _balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Balance clients between nodes, so that all nodes end at about the same time.
+    """Balance clients between nodes, so that all nodes end at about the same time: each client,
+    those with the most work first, goes to the node that then ends first.
 
     Args:
         work: `[clients]`, number of examples of each.
@@ -282,33 +282,19 @@ def _balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
         Indices in `work` of each node's clients, `int64 [n]`, ascending; a function of the
         arguments alone.
     """
-    order = np.argsort(-work, kind="stable").tolist()
-    # With few blocks it can be faster to keep the long clients together, because the other blocks
-    # then finish early.
-    leads = _LEADS if len(order) <= nodes * _BLOCK else 1
-    plans = [_shared_out(order, work.tolist(), nodes, lead) for lead in range(1, leads + 1)]
-    _, shares = min(plans, key=lambda plan: plan[0])
-    return [np.sort(np.array(share, dtype=np.int64)) for share in shares]
-
-
-def _shared_out(
-    order: list[int], work: list[float], nodes: int, lead: int
-) -> tuple[float, list[list[int]]]:
-    """Assign the longest `lead` clients to the first node, and each other client to the node that
-    ends first; also returns the time of the slowest node."""
     shares: list[list[int]] = [[] for _ in range(nodes)]
     costs = [0.0] * nodes
-    for rank, client in enumerate(order):
+    for client in np.argsort(-work, kind="stable").tolist():
         ends = [
             cost
             + _CLIENT_COST
-            + work[client] * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
+            + float(work[client]) * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
             for cost, share in zip(costs, shares, strict=True)
         ]
-        node = 0 if rank < lead else ends.index(min(ends))
+        node = ends.index(min(ends))
         costs[node] = ends[node]
         shares[node].append(client)
-    return max(costs), shares
+    return [np.sort(np.array(share, dtype=np.int64)) for share in shares]
 
 
 # The clients of a federation, and the node that hosts each.

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from threadpoolctl import threadpool_limits
 
-from fedrec.components.registry import MODEL, STEP, STRATEGY
+from fedrec.components.registry import MODEL, STRATEGY
 from fedrec.components.sections import component_errors, finite, named, refuse_other_arrays
 from fedrec.data.client_data import tied_share
 from fedrec.data.perturbation import perturbation_of
@@ -51,8 +51,8 @@ from server.federation import node_names
 from server.nodes import Roster, name_nodes
 from server.privacy.guard import guard_of
 from server.privacy.personal_budgets import accounts_of
-from strategies.base import CohortStrategy, GeneratingStrategy, parts_of
-from strategies.per_client import PerClientStrategy
+from strategies.base import CohortStrategy, parts_of
+from strategies.per_client import MetaMfStrategy, PerClientStrategy
 
 # One execution of a run folder on a grid: baselines, rounds, evaluation, and the final status, also
 # after errors.
@@ -208,7 +208,7 @@ class _Loop:
         self.evaluator = Evaluator(
             run.experiment,
             self.federation,
-            self.strategy if isinstance(self.strategy, GeneratingStrategy) else None,
+            self.strategy if isinstance(self.strategy, MetaMfStrategy) else None,
         )
         config = run.experiment.early_stopping
         stopping = None if config is None else EarlyStopping(run.experiment, config, self.evaluator)
@@ -432,15 +432,12 @@ class _Loop:
         experiment = self.experiment
         perturbation = perturbation_of(experiment)
         strategy = self.strategy
-        remarks = []
-        if isinstance(strategy, PerClientStrategy):
-            step = experiment.settings(STEP)
-            remarks = strategy.remarks(step, state.parameters, state.round)
+        remarks = strategy.remarks if isinstance(strategy, PerClientStrategy) else ()
         statements = {
             "leak": leak_words(experiment),
             "perturb": [] if perturbation is None else perturbation.words(),
             "adversary": _adversary(experiment),
-            "strategy": remarks,
+            "strategy": list(remarks),
         }
         reports = {
             **{name: {"in words": lines} for name, lines in statements.items() if lines},

@@ -39,7 +39,6 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import (
     Change,
-    ClientArrays,
     ItemRequests,
     SparseUpdate,
     added,
@@ -125,10 +124,9 @@ class Aggregate:
     round: int
     each: TrainEach | None = None
 
-    def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the sums as whole arrays, float64; `theta` are the parameters at the start of the
-        round."""
-        return {name: dense_change(change, theta[name]) for name, change in self.changes.items()}
+    def total(self) -> dict[str, np.ndarray]:
+        """Return the sums as whole arrays, float64."""
+        return {name: dense_change(change) for name, change in self.changes.items()}
 
     def added_to(self, theta: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
         """Compute `theta + rate * sum`; may change `theta` in place, see
@@ -353,27 +351,7 @@ class CohortStrategy(_LoopEvaluates):
         """Add the nodes' sums of one parameter, in node order."""
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
-        return functools.reduce(
-            lambda total, other: added(total, other, self._theta[name]), changes
-        )
-
-
-class GeneratingStrategy(CohortStrategy):
-    """Base of strategies whose server generates the parameters of each client. The global
-    parameters never leave the server.
-    """
-
-    @abstractmethod
-    def generate(
-        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
-    ) -> ClientArrays:
-        """Generate the parameters of some clients.
-
-        Args:
-            theta: the global parameters.
-            clients: `int64 [clients]`, ascending.
-            requests: the items whose rows each client needs; None: whole tables.
-        """
+        return functools.reduce(lambda total, other: added(total, other), changes)
 
 
 def server_rate(config: Any, round_number: int) -> float:

@@ -121,7 +121,7 @@ class DpFedAvg:
         missing = self.plan.missing_noise_std(answered)
         if not plan.server_noise_scale and not missing:
             return total
-        whole = {name: dense_change(change, theta[name]) for name, change in total.items()}
+        whole = {name: dense_change(change) for name, change in total.items()}
         mechanism = plan.mechanism
         if plan.server_noise_scale:
             self._draw_again(round_number, {name: value.size for name, value in whole.items()})
@@ -141,7 +141,7 @@ class DpFedAvg:
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:
         """Warn once about parameters with noise but no updates; not in secure mode, because sums
         are private."""
-        idle = [name for name, change in total.items() if not _moves(change)]
+        idle = [name for name, change in total.items() if not numbers_in(change).any()]
         if idle and not self._warned and self.plan.config.mode == "reproducible":
             self._warned = True
             log.warning(
@@ -170,7 +170,7 @@ class DpFedAvg:
         protected = {name: total[name] for name in names}
         numbers = sum(theta[name].size for name in names)
         clip = self.plan.clip_of_sum(asked, numbers)
-        parts = {name: numbers_in(change, theta[name]) for name, change in protected.items()}
+        parts = {name: numbers_in(change) for name, change in protected.items()}
         return scaled(protected, clip.factor(parts))
 
 
@@ -190,15 +190,7 @@ def is_change(change: Change, table: np.ndarray) -> bool:
         len(rows) == 0
         or (rows.min() >= 0 and rows.max() < len(table) and (np.diff(rows) > 0).all())
     )
-    return bool(inside and np.isfinite(change.values).all() and np.isfinite(change.drift))
-
-
-def _moves(change: Change) -> bool:
-    return (
-        bool(change.values.any() or change.drift)
-        if isinstance(change, SparseUpdate)
-        else bool(change.any())
-    )
+    return bool(inside and np.isfinite(change.values).all())
 
 
 def _total(
@@ -207,7 +199,7 @@ def _total(
     """Add the nodes' sums of a parameter, float64."""
     total: Change = _nothing(theta[name])
     for node_sum in sums:
-        total = added(total, node_sum[name], theta[name])
+        total = added(total, node_sum[name])
     return total
 
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,36 +16,31 @@ from flwr.app import ArrayRecord
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.errors import ClientError, ExperimentError
-from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
+from fedrec.errors import ExperimentError
+from fedrec.graphs import (
+    COUNTS,
+    EMBEDDING,
+    NEIGHBOURS,
+    TOKENS,
+    ThirdParty,
+    add_products,
+    merge_rows,
+    weighted_sums,
+)
 from fedrec.models.personal import generate
-from fedrec.nn.layers import SGD, Adam
+from fedrec.nn.layers import Adam
 from fedrec.protocol.messages import TrainEach
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import ClientArrays, ItemRequests
-from strategies.base import (
-    Aggregate,
-    Cohorts,
-    CohortStrategy,
-    GeneratingStrategy,
-    ServerRate,
-    server_rate,
-)
+from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate, server_rate
 
-# A PyTorch optimiser over named numpy arrays, with a state that can be saved.
-
-_Kind = Literal["adam", "sgd"]
+# PyTorch's Adam over named tensors, with a state that can be saved.
 
 
 class _Optimiser:
-    """Adam (Kingma and Ba 2015) or gradient descent.
+    """Adam (Kingma and Ba 2015)."""
 
-    Args:
-        kind: the optimiser.
-    """
-
-    def __init__(self, kind: _Kind) -> None:
-        self.kind = kind
+    def __init__(self) -> None:
         self._memory: dict[str, dict[str, Tensor]] = {}
 
     def step(
@@ -53,15 +48,15 @@ class _Optimiser:
         values: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
         rates: Mapping[str, float],
-        decays: Mapping[str, float],
+        decay: float = 0.0,
     ) -> None:
-        """Update values in place, each with its own learning rate and L2 penalty, which is added to
-        the gradient."""
+        """Update values in place, each with its own learning rate, and an L2 penalty that is added
+        to the gradient."""
         groups: list[dict[str, Any]] = []
         for name, value in values.items():
             value.grad = gradients[name]
-            groups.append({"params": [value], "lr": rates[name], "weight_decay": decays[name]})
-        optimiser = self._made(groups)
+            groups.append({"params": [value], "lr": rates[name], "weight_decay": decay})
+        optimiser = Adam(groups, fused=True)
         for name, value in values.items():
             if name in self._memory:
                 optimiser.state[value] = self._memory[name]
@@ -90,24 +85,12 @@ class _Optimiser:
             name, _, part = key.rpartition("/")
             self._memory.setdefault(name, {})[part] = torch.from_numpy(np.array(array))
 
-    def _made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        if self.kind == "adam":
-            return Adam(groups, fused=True)
-        return SGD(groups, lr=0.0)
-
 
 # Shared code of strategies that send each client its own parameters and need its reply separately.
 #
 # A round: every client of the cohort requests its items; the server sends it its parameters, one
 # message per node; it replies with an update, under its id. No sum of updates is computed, so
 # neither DP-FedAvg nor secure aggregation can cover these strategies.
-
-
-class _PerClientConfig(ServerRate):
-    """Settings of strategies that send each client its own parameters."""
-
-    optimiser: _Kind = "adam"
-    """Optimiser on the server: Adam, or plain gradient descent."""
 
 
 class PerClientStrategy(CohortStrategy):
@@ -122,25 +105,17 @@ class PerClientStrategy(CohortStrategy):
     Attributes:
         own_step: name of the only supported step; empty: any step whose clients start from their
             own parameters.
+        remarks: notes to report with the results of a run, one paragraph each.
     """
 
     reply = "each"
     own_step: ClassVar[str] = ""
+    remarks: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, config: _PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+    def __init__(self, config: ServerRate, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._optimiser = _Optimiser(config.optimiser)
+        self._optimiser = _Optimiser()
         self.memories = {"optimiser/": self._optimiser}
-
-    def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
-        """Notes to report with the results of a run, one paragraph each; none by default.
-
-        Args:
-            step: settings of the experiment's local step.
-            parameters: the global parameters.
-            rounds: number of rounds that were run.
-        """
-        return []
 
     @abstractmethod
     def sent(self, requests: ItemRequests) -> ClientArrays:
@@ -175,7 +150,7 @@ class PerClientStrategy(CohortStrategy):
         values = {name: torch.from_numpy(np.array(self._theta[name])) for name in gradients}
         along = {n: torch.from_numpy(g.astype(np.float32)) for n, g in gradients.items()}
         rates = dict.fromkeys(gradients, server_rate(self.config, server_round))
-        self._optimiser.step(values, along, rates, dict.fromkeys(gradients, 0.0))
+        self._optimiser.step(values, along, rates)
         return {**self._theta, **{n: v.detach().numpy() for n, v in values.items()}}
 
 
@@ -395,16 +370,14 @@ class _Uploads:
 #
 # A round: every client of the cohort requests items, its own among negatives; the server sends
 # their rows and the shared layers, and the third party neighbours of the client's items; the client
-# sends clipped, noisy gradients. Rows and layers move along the mean over the cohort, by one step
-# of `optimiser`.
+# sends clipped gradients. Rows and layers move along the mean over the cohort, by one step of Adam.
 #
 # **Who learns what.** The server sees each client's message separately, with the rows that it
 # names. The third party sees tokens and user embeddings (`fedrec.graphs`). In this simulation it is
 # part of the server's process, which forwards both without reading them; a real third party would
 # be separate, and devices would encrypt their messages to it. A party with both, and the key,
-# learns all users' items. The step adds noise to each message; its guarantee is documented there,
-# computed by `step.spent` and printed with the results. DP-FedAvg adds noise to a sum, so
-# `[privacy]` raises an error, and so does secure aggregation.
+# learns all users' items. DP-FedAvg adds noise to a sum, so `[privacy]` raises an error, and so
+# does secure aggregation.
 #
 # Where this differs from the paper: neighbours are looked up in every round, from the last messages
 # of the devices, and not once after some rounds of training without them; a client without an
@@ -412,13 +385,9 @@ class _Uploads:
 
 ITEMS = "item.id"
 LAYERS = ("items.", "users.")
-NEIGHBOURS = "third.neighbours"
-COUNTS = "third.counts"
-TOKENS = "third.tokens"
-EMBEDDING = "third.user"
 
 
-class FedgnnStrategyConfig(_PerClientConfig):
+class FedgnnStrategyConfig(ServerRate):
     """Settings of FedGNN's server and third party."""
 
     server_lr: float = Field(default=0.01, gt=0)
@@ -439,6 +408,11 @@ class FedgnnStrategy(PerClientStrategy):
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStrategyConfig
     own_step = "fedgnn"
+    remarks = (
+        "FedGNN: no guarantee covers the row numbers in a client's messages, the tokens of its"
+        " items and its user embedding.",
+        "FedGNN: messages had no noise; their values have no guarantee either.",
+    )
 
     def __init__(
         self, config: FedgnnStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
@@ -446,27 +420,6 @@ class FedgnnStrategy(PerClientStrategy):
         super().__init__(config, cohorts, step)
         self._third = ThirdParty(config.neighbours)
         self.memories |= {"third/": self._third}
-
-    def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
-        """Notes to report with the results: the guarantee of the noise, compared with the paper's
-        claim."""
-        hidden = (
-            "FedGNN: no guarantee covers the row numbers in a client's messages, the tokens of its"
-            " items and its user embedding."
-        )
-        if not step.noise:
-            return [hidden, "FedGNN: messages had no noise; their values have no guarantee either."]
-        sent = [v for n, v in parameters.items() if n == ITEMS or n.startswith(LAYERS)]
-        size = sum(value.size for value in sent)
-        claim = 2 * step.clip_norm / step.noise
-        once = step.spent(size, 1)
-        return [
-            hidden,
-            f"FedGNN: the paper's formula gives epsilon = 2 S / b = {claim:g}. The values of one"
-            f" message of up to {size} numbers cost {once:g}, and those of a client that is in all"
-            f" {rounds} rounds {step.spent(size, rounds):g} (pure differential privacy; the noise"
-            " is from a seed: a simulation).",
-        ]
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Forward the messages to the third party, and step along the mean of the clients with
@@ -520,7 +473,7 @@ class FedgnnStrategy(PerClientStrategy):
 #
 #     guidance of u = (A X)_u,    E moves along the cohort's mean of (A X)_u - E
 #
-# by one step of `optimiser`; `sgd` with `server-lr = 1` is the paper's mean.
+# by one step of Adam.
 #
 # **What the server learns.** It keeps, under each client's id, the last change of that client's
 # item embeddings: which items it touched (among drawn negatives), and in which direction each
@@ -535,13 +488,14 @@ class FedgnnStrategy(PerClientStrategy):
 #   least like it. Here they are the most similar ones, each user itself among them.
 # - There everybody is in every round, and the graph is that of the round. Here it is of all who
 #   were in some round, by what they sent last; who was in none is guided by E.
+# - There E becomes the mean itself.
 # - The weights of the paper's regulariser are in the step (`pull`). The paper adds Laplace noise to
 #   uploads as an option and states no epsilon of the whole run; it is left out.
 
 GUIDE = "item.guide"
 
 
-class GpfedrecStrategyConfig(_PerClientConfig):
+class GpfedrecStrategyConfig(ServerRate):
     """Settings of GPFedRec's server."""
 
     server_lr: float = Field(default=0.01, gt=0)
@@ -559,6 +513,10 @@ class GpfedrecStrategy(PerClientStrategy):
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStrategyConfig
     own_step = "gpfedrec"
+    remarks = (
+        "GPFedRec: the server keeps each client's last change of the item embeddings under the"
+        " client's id, and can tell the client's positives from it. No guarantee covers that.",
+    )
 
     def __init__(
         self, config: GpfedrecStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
@@ -566,13 +524,6 @@ class GpfedrecStrategy(PerClientStrategy):
         super().__init__(config, cohorts, step)
         self._uploads = _Uploads(config.remembered)
         self.memories |= {"uploads/": self._uploads}
-
-    def remarks(self, step: Any, parameters: Mapping[str, np.ndarray], rounds: int) -> list[str]:
-        """Notes to report with the results: the server's view."""
-        return [
-            "GPFedRec: the server keeps each client's last change of the item embeddings under the"
-            " client's id, and can tell the client's positives from it. No guarantee covers that."
-        ]
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Store each client's upload, and move along the mean of the cohort's new guidance."""
@@ -635,13 +586,12 @@ class GpfedrecStrategy(PerClientStrategy):
 #
 # Where this differs from the paper: there, clients get their whole item embeddings. The non-zero
 # rows of a gradient reveal the same as naming the items before. Adam moves every row of the
-# catalogue in each round, touched or not; `optimiser = "sgd"` without weight decay moves touched
-# rows only.
+# catalogue in each round, touched or not.
 
 LOW = "item.low"
 
 
-class MetaMfStrategyConfig(_PerClientConfig):
+class MetaMfStrategyConfig(ServerRate):
     """Settings of the server in meta matrix factorization."""
 
     server_lr: float = Field(default=0.001, gt=0)
@@ -653,8 +603,9 @@ class MetaMfStrategyConfig(_PerClientConfig):
     several matches, the largest applies."""
 
 
-class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
-    """MetaMF: generates each client's parameters and learns from each client's gradient."""
+class MetaMfStrategy(PerClientStrategy):
+    """MetaMF: generates each client's parameters and learns from each client's gradient. The global
+    parameters never leave the server."""
 
     name = "metamf"
     Config = MetaMfStrategyConfig
@@ -672,7 +623,13 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> ClientArrays:
-        """Generate the parameters of some clients."""
+        """Generate the parameters of some clients.
+
+        Args:
+            theta: the global parameters.
+            clients: `int64 [clients]`, ascending.
+            requests: the items whose rows each client needs; None: whole tables.
+        """
         tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
             values, low = generate(tensors, torch.from_numpy(clients.copy()), requests)
@@ -692,16 +649,9 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Back-propagate the gradients and take a step, in place; without any example the
-        parameters stay.
-
-        Raises:
-            ClientError: no parameters were generated.
-        """
-        if self._made is None or aggregate.each is None:
-            raise ClientError(
-                "received gradients for parameters that were not generated",
-                fix="call configure_train before aggregate_train",
-            )
+        parameters stay."""
+        if aggregate.each is None:
+            return theta
         outputs, directions = self._directions(aggregate.each)
         leaves = self._leaves
         self._made = None
@@ -719,8 +669,8 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
                 name: rate * max((f for p, f in factors if fnmatch.fnmatch(name, p)), default=1.0)
                 for name in moved
             }
-            decays = dict.fromkeys(moved, self.config.weight_decay)
-            self._optimiser.step(moved, dict(zip(moved, gradients, strict=True)), rates, decays)
+            along = dict(zip(moved, gradients, strict=True))
+            self._optimiser.step(moved, along, rates, self.config.weight_decay)
         return theta
 
     def _directions(self, each: TrainEach) -> tuple[list[Tensor], list[Tensor]]:

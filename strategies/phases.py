@@ -186,7 +186,7 @@ def _inner(section: Section, at: str) -> tuple[type[CohortStrategy], Any]:
 
 class _FirstRoundConfig(_PhasesConfig):
     """Settings of strategies with a special first round; a subclass adds `step`, the clients' step
-    in it."""
+    in it, as a setting or not."""
 
     sampler: Annotated[Section | None, registry.SAMPLER] = None
     """Sampler of the first round; default: that of the experiment."""
@@ -266,12 +266,15 @@ MEANS = "means"
 class MeansStartConfig(_FirstRoundConfig):
     """Settings of the start from item means."""
 
-    step: Annotated[Section, registry.STEP] = Section(name="rating-sums")
-    """Step of the clients in the first round."""
     damping: float = Field(default=20.0, ge=0)
     """Smoothing: number of ratings equal to the overall mean that are added to each item."""
     scale: Scale = (1.0, 5.0)
-    """Lowest and highest rating; public."""
+    """Lowest and highest rating; public, and that of the model."""
+
+    @property
+    def step(self) -> Section:
+        """Step of the clients in the first round."""
+        return Section.model_validate({"name": "rating-sums", "scale": self.scale})
 
 
 class _Averaging(CohortStrategy):
@@ -279,54 +282,29 @@ class _Averaging(CohortStrategy):
 
     config: MeansStartConfig
 
-    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
-        if "item.mean" not in theta or "item.count" not in theta:
-            raise ExperimentError(
-                "the model has no item means",
-                got=", ".join(theta),
-                fix="set model.name = 'pnbm', or another strategy",
-            )
-
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        self.check_parameters(theta)  # for loops that do not call it before the first round
-        total = aggregate.total(theta)
-        config = self.config
-        sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)
-        if abs(float(theta["item.mean"].mean()) - sum(config.scale) / 2) > 1e-3:
-            raise _other_scale(
-                config.scale, f"a model whose means start at {theta['item.mean'].mean():g}"
+        scale = self.config.scale
+        start = theta["item.mean"].mean()  # the clients' step has checked that there are means
+        if abs(float(start) - sum(scale) / 2) > 1e-3:
+            raise ExperimentError(
+                "the rating scales differ",
+                expected=f"strategy.scale and model.scale alike ({list(scale)})",
+                got=f"a model whose means start at {start:g}",
+                fix="set both to the lowest and highest rating",
             )
-        means = means_of(sums, config.damping, config.scale)
+        total = aggregate.total()
+        sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)
+        means = means_of(sums, self.config.damping, scale)
         return {**theta, "item.mean": means[:, None], "item.count": total["item.count"]}
 
 
 class MeansStart(_FirstRound):
-    """Start from item means: sums ratings in the first round.
-
-    Raises:
-        ExperimentError: the step of the first round has a different rating scale.
-    """
+    """Start from item means: sums ratings in the first round."""
 
     name = "means-start"
     Config = MeansStartConfig
     first_phase = MEANS
     first_class = _Averaging
-
-    def __init__(self, config: MeansStartConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
-        super().__init__(config, cohorts, step)
-        of_step = getattr(component_settings(registry.STEP, config.step), "scale", config.scale)
-        if tuple(of_step) != tuple(config.scale):
-            raise _other_scale(config.scale, f"strategy.step.scale = {list(of_step)}")
-
-
-def _other_scale(scale: tuple[float, float], got: str) -> ExperimentError:
-    """Error for different rating scales of strategy, step and model."""
-    return ExperimentError(
-        "the rating scales differ",
-        expected=f"strategy.scale, strategy.step.scale and model.scale alike ({list(scale)})",
-        got=got,
-        fix="set all three to the lowest and highest rating",
-    )
 
 
 # Item popularity in the first round, by counts of likes; then another strategy.
@@ -366,7 +344,7 @@ class _Counting(CohortStrategy):
     config: PopularityStartConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        counts = aggregate.total(theta)[BIAS]
+        counts = aggregate.total()[BIAS]
         clients = aggregate.clients
         noise = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std
         if self.config.estimate == "posterior-mean":
@@ -413,8 +391,7 @@ PRODUCTS = "products"
 class GramStartConfig(_FirstRoundConfig):
     """Settings of the start from the sum of products."""
 
-    step: Annotated[Section, registry.STEP] = Section(name="gram")
-    """Step of the clients in the first round."""
+    step: ClassVar[Section] = Section(name="gram")
     main: Annotated[Section, registry.STRATEGY] = Section(name="fed-als")
     """Strategy of all rounds after the first; its clients run the experiment's step."""
 

@@ -46,11 +46,9 @@ class _ClientChanges:
     @classmethod
     def of(cls, changes: Sequence[Change], table: np.ndarray) -> Self:
         """Collect the changes of a parameter, whose value before is `table [...]`."""
-        sparse = [
-            change for change in changes if isinstance(change, SparseUpdate) and not change.drift
-        ]
+        sparse = [change for change in changes if isinstance(change, SparseUpdate)]
         if len(sparse) < len(changes):
-            values = np.stack([dense_change(change, table) for change in changes])
+            values = np.stack([dense_change(change) for change in changes])
             return cls(table, None, values, np.ones(values.shape[:2], dtype=bool))
         rows = np.unique(np.concatenate([change.rows for change in sparse]))
         values = np.zeros((len(sparse), len(rows), *table.shape[1:]))

@@ -45,25 +45,12 @@ from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate
 # theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k
 
 
-class FedAvgConfig(Config):
-    """Settings of FedAvg."""
-
-    weighting: Literal["examples", "uniform"] = "examples"
-    """Weight of a client: its number of examples (n_k), or uniform, which differential privacy
-    requires."""
-
-
 class FedAvg(CohortStrategy):
-    """FedAvg: averages the clients' parameters, weighted by examples or uniformly."""
+    """FedAvg: averages the clients' parameters, weighted by examples."""
 
     name = "fedavg"
-    Config = FedAvgConfig
     paper = "FedAvg (McMahan et al. 2017), algorithm 1"
-    config: FedAvgConfig
-
-    def __init__(self, config: FedAvgConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
-        super().__init__(config, cohorts, step)
-        self.weighting = config.weighting
+    weighting = "examples"
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Compute the next global parameters from the current ones and a round's aggregate with at
@@ -191,7 +178,7 @@ class FedAdam(CohortStrategy):
         divisor = aggregate.clients if self.weighting == "uniform" else aggregate.weight
         if not divisor:
             return theta
-        means = {name: total / divisor for name, total in aggregate.total(theta).items()}
+        means = {name: total / divisor for name, total in aggregate.total().items()}
         steps = self._moments.steps(means, self.config.rate(aggregate.round))
         return {name: theta[name] + step for name, step in steps.items()}
 
@@ -262,8 +249,7 @@ class ProductsStrategy(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Compute the next global parameters from the current ones and a round's aggregate with at
         least one client."""
-        self.check_parameters(theta)  # for loops that do not call it before the first round
-        products = aggregate.total(theta)[self.products]
+        products = aggregate.total()[self.products]
         self._total = products + self._total if self._total.size else products
         self._clients += aggregate.clients
         if self.privacy is not None:
@@ -478,7 +464,7 @@ class Fcf(CohortStrategy):
         """
         _check_model(theta, moments=False)
         factors = theta[FACTORS].astype(np.float64)
-        gradient = self.gradient(factors, summed(aggregate, theta, len(self.cohorts.clients)))
+        gradient = self.gradient(factors, summed(aggregate, len(self.cohorts.clients)))
         steps = self._moments.steps({FACTORS: gradient}, self.config.rate(aggregate.round))
         return with_factors(theta, factors - steps[FACTORS])
 
@@ -488,12 +474,10 @@ class Fcf(CohortStrategy):
         return 2 * (factors @ gram - sums[RIGHT_PRODUCTS] + self.config.regularisation * factors)
 
 
-def summed(
-    aggregate: Aggregate, theta: dict[str, np.ndarray], everybody: int
-) -> dict[str, np.ndarray]:
+def summed(aggregate: Aggregate, everybody: int) -> dict[str, np.ndarray]:
     """Scale the cohort's sums up to all clients, float64."""
     scale = everybody / aggregate.clients
-    total = aggregate.total(theta)
+    total = aggregate.total()
     # moments of a large catalogue are not copied if all clients took part
     return total if scale == 1 else {name: scale * value for name, value in total.items()}
 
@@ -564,7 +548,7 @@ class FedAls(CohortStrategy):
         _check_model(theta, moments=True)
         sums = {
             name: torch.from_numpy(value)
-            for name, value in summed(aggregate, theta, len(self.cohorts.clients)).items()
+            for name, value in summed(aggregate, len(self.cohorts.clients)).items()
         }
         noisy = self.privacy is not None
         gram = (sums[GRAM] + sums[GRAM].T) / 2

@@ -23,7 +23,7 @@ GPFEDREC = (
 )
 FEDGNN = (
     "model={name='fedgnn', embedding=4}",
-    "step={name='fedgnn', noise=0.001, user-rate=0.5}",
+    "step={name='fedgnn', user-rate=0.5}",
     "strategy={name='fedgnn', server-lr=0.05, neighbours=3, history=6}",
     *LAST_OUT,
 )

@@ -61,7 +61,7 @@ def trained(node: Node, arrays: Numbers, order: TrainOrder) -> tuple[float, Numb
     begun = time.perf_counter()
     reply = train_clients(node, arrays, order)
     return time.perf_counter() - begun, {
-        n: dense_change(change, arrays[n]) for n, change in reply.total.items()
+        n: dense_change(change) for n, change in reply.total.items()
     }
 
 

@@ -38,14 +38,12 @@ class GradientConfig(StepConfig):
 
     learning_rate: float = Field(default=0.1, gt=0)
     """Learning rate (alpha1 in PrivRec)."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """L2 penalty added to the gradient."""
     proximal_mu: float = Field(default=0.0, ge=0)
     """Weight of FedProx's proximal term; a server may also send it as `proximal-mu`."""
 
     def sgd(self) -> SgdSettings:
         """The settings for training in blocks."""
-        return SgdSettings(self.learning_rate, self.weight_decay, self.proximal_mu)
+        return SgdSettings(self.learning_rate, self.proximal_mu)
 
 
 class DescentConfig(GradientConfig):
@@ -253,7 +251,7 @@ def one_by_one(
 #
 # No label and no feature of the user is used: stage one of the two-stage training. Only the item
 # embedding and the encoders of sessions and items (`session.*`) are trained; no other parameter
-# changes, not even by weight decay.
+# changes.
 #
 # Where this differs from the paper: see `fedrec/pretext.py`. The paper does not give learning rate,
 # batch size and epochs of stage one.

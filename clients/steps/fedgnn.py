@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's part in FedGNN (Wu et al. 2021, algorithm 1): a gradient on the local graph, clipped
-and noisy.
+"""A client's part in FedGNN (Wu et al. 2021, algorithm 1): a clipped gradient on the local graph.
 
 The device gets embeddings of the items that it touches and, from the third party, of users who
 share its items. It computes the gradient of its mean cross-entropy once, updates its own user
 embedding with its part of it, and sends the rest: the gradients of the shared layers, of the items'
-rows, each coordinate clipped and with Laplace noise. Tokens of its items and its user embedding go
-to the third party (`fedrec.graphs`).
+rows, each coordinate clipped. Tokens of its items and its user embedding go to the third party
+(`fedrec.graphs`).
 
-**Guarantee of the noise.** Clipping each coordinate to [-S, S] and noise of scale b make *one
-coordinate of one upload* 2 S / b private; the paper calls that the budget (S = 0.1, b = 0.2: 1).
-But an upload has many coordinates (all numbers of its rows and of the layers), and a client is in
-many rounds: `spent` composes them. There is no guarantee for which rows are sent: positives are
-hidden among negatives, but the rows that recur in each round are the positives. There is none
-either for the token counts and the user embedding, which the third party gets without noise. The
-noise is drawn from a seed: this is a simulation.
+**No guarantee.** The paper adds Laplace noise of scale b to each coordinate and calls 2 S / b the
+budget. That is the cost of *one coordinate of one upload*, but an upload has many coordinates (all
+numbers of its rows and of the layers), and a client is in many rounds. Which rows are sent has no
+guarantee: positives are hidden among negatives, but the rows that recur in each round are the
+positives. Neither do the token counts and the user embedding, which the third party gets.
 
-Where this differs from the paper: cross-entropy with drawn negatives instead of squared error, and
-no pseudo items beside them; all of a client's examples are one batch. Its public code clips and
-perturbs once per central batch.
+Where this differs from the paper: no noise; cross-entropy with drawn negatives instead of squared
+error, and no pseudo items beside them; all of a client's examples are one batch. Its public code
+clips once per central batch.
 """
 
 from __future__ import annotations
@@ -34,8 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.step import Step, StepConfig
-from fedrec.errors import ExperimentError
-from fedrec.graphs import NOTHING, tokens
+from fedrec.graphs import COUNTS, EMBEDDING, NEIGHBOURS, NOTHING, TOKENS, tokens
 from fedrec.models.base import Parameters
 from fedrec.models.personal import Fedgnn
 from fedrec.nn.layers import gather_rows
@@ -46,12 +42,9 @@ from fedrec.training.results import BlockUpdate
 ITEMS = "item.id"
 USER = "user.id"
 VECTOR = "user.vector"
-NEIGHBOURS = "third.neighbours"
-COUNTS = "third.counts"
-TOKENS = "third.tokens"
-EMBEDDING = "third.user"
 _PADDING = -1.0  # label of no example
 _NEGATIVES = 4  # items per positive, drawn outside the positives
+_TOKEN_KEY = "fedgnn"  # which devices share
 
 
 class FedgnnStepConfig(StepConfig):
@@ -63,23 +56,6 @@ class FedgnnStepConfig(StepConfig):
     """Step size of the private user embedding."""
     clip_norm: float = Field(default=0.1, ge=1e-9)
     """S, the bound of each coordinate (paper: 0.1)."""
-    noise: float = Field(default=0.0, ge=0)
-    """Scale b of the Laplace noise on each coordinate that is sent (paper: 0.2); 0: none, and no
-    privacy."""
-    token_key: str = Field(default="fedgnn", min_length=1)
-    """The key that devices share for tokens of items."""
-
-    def spent(self, coordinates: int, rounds: int) -> float:
-        """Total cost of the values of a client's uploads under pure differential privacy;
-        infinite without noise.
-
-        Args:
-            coordinates: numbers in one upload.
-            rounds: uploads.
-        """
-        if not self.noise:
-            return float("inf")
-        return rounds * coordinates * 2 * self.clip_norm / self.noise
 
 
 class _Graphs(NamedTuple):
@@ -87,13 +63,11 @@ class _Graphs(NamedTuple):
     table, each once.
 
     Attributes:
-        items: of each client the items of its examples, `int64 [examples]`.
         liked: of each client the items of its local graph.
         labels: `float32 [C, R]`: 1, 0, or -1 for padding.
         positions: `int64 [C, n]`, which examples are the items of the local graph, -1 for padding.
     """
 
-    items: list[np.ndarray]
     liked: list[list[int]]
     labels: Tensor
     positions: Tensor
@@ -106,18 +80,16 @@ class _Graphs(NamedTuple):
         every.scatter_reduce_(1, block.places[0], block.labels[0], "amax")  # of padding, 0
         labels = every.index_select(0, clients)
         given = block.touched.index_select(0, clients).cpu().numpy()
-        sizes = [block.touched_counts[client] for client in clients.tolist()]
         chosen = [_chosen(np.flatnonzero(row == 1), slots) for row in labels.cpu().numpy()]
         at = np.full((len(clients), max(map(len, chosen))), -1)
         for index, row in enumerate(chosen):
             at[index, : len(row)] = row
-        items = [row[:size] for row, size in zip(given, sizes, strict=True)]
-        liked = [row[which].tolist() for row, which in zip(items, chosen, strict=True)]
-        return cls(items, liked, labels, torch.from_numpy(at).to(labels.device))
+        liked = [row[which].tolist() for row, which in zip(given, chosen, strict=True)]
+        return cls(liked, labels, torch.from_numpy(at).to(labels.device))
 
 
 class FedgnnStep(Step):
-    """Sends a clipped and noisy gradient on the local graph."""
+    """Sends a clipped gradient on the local graph."""
 
     name = "fedgnn"
     Config = FedgnnStepConfig
@@ -135,12 +107,8 @@ class FedgnnStep(Step):
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
-        """Minus the clipped and noisy gradient of every client of a block, the message to the third
-        party, and the change of what it keeps.
-
-        Raises:
-            ExperimentError: there are no neighbours among what the server sent.
-        """
+        """Minus the clipped gradient of every client of a block, the message to the third party,
+        and the change of what it keeps."""
         given = client_params or {}
         block = replace(block, examples=block.touched_counts)  # each item is one
         changes = {
@@ -152,12 +120,6 @@ class FedgnnStep(Step):
         updates = BlockUpdate.from_changes(parameters, block, changes, (ITEMS,), losses, given)
         if not self.config.epochs:
             return updates
-        if NEIGHBOURS not in given:
-            raise ExperimentError(
-                "step 'fedgnn' needs neighbours from the third party of its strategy",
-                expected="strategy.name = 'fedgnn', and no fine-tuning in evaluation",
-                fix="--set evaluation.fine-tune={epochs=0}",
-            )
         # padding has label 0
         clients = (block.labels[:1] == 1).any(2).any(0).nonzero()[:, 0]
         if not len(clients):
@@ -196,13 +158,12 @@ class FedgnnStep(Step):
             USER: self.config.user_rate * upload.pop(USER),
             VECTOR: parameters[VECTOR] - vector.detach(),
         }
-        self._protect(upload, graphs)
+        bound = self.config.clip_norm
+        upload = {name: value.clamp(-bound, bound) for name, value in upload.items()}
         changes = {name: -value for name, value in (upload | private).items()}
         item_tokens = torch.full_like(parameters[TOKENS], NOTHING)
         for index, liked in enumerate(graphs.liked):
-            item_tokens[index, : len(liked)] = torch.from_numpy(
-                tokens(liked, self.config.token_key)
-            )
+            item_tokens[index, : len(liked)] = torch.from_numpy(tokens(liked, _TOKEN_KEY))
         message = {TOKENS: item_tokens, EMBEDDING: parameters[USER] - private[USER]}
         return changes | message, losses.detach()
 
@@ -217,19 +178,6 @@ class FedgnnStep(Step):
         there = torch.arange(near.shape[2], device=near.device) < counts
         liked = gather_rows(leaves[ITEMS], graphs.positions.clamp(min=0))
         return self.model.vector(leaves, liked, real, near, there & real.unsqueeze(-1))
-
-    def _protect(self, upload: dict[str, Tensor], graphs: _Graphs) -> None:
-        """Replace gradients `[C, ...]` by what is sent: clipped, and with noise on all coordinates
-        that are sent, of the item table the named rows."""
-        bound = self.config.clip_norm
-        upload |= {name: value.clamp(-bound, bound) for name, value in upload.items()}
-        for index, items in enumerate(graphs.items if self.config.noise else []):
-            # the noise of a simulation: a function of the examples, which are drawn from the stream
-            source = np.random.default_rng(items)
-            for name, value in upload.items():
-                sent = value[index, : len(items)] if name == ITEMS else value[index]
-                drawn = self.config.noise * source.laplace(size=tuple(sent.shape))
-                sent += torch.from_numpy(drawn).to(sent)
 
 
 def _chosen(liked: np.ndarray, slots: int) -> np.ndarray:

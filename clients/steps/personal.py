@@ -5,7 +5,7 @@ the shared ones."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Self
@@ -95,29 +95,24 @@ class PfedrecStep(_ShuffledStep):
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
         """Train all clients of a block at once, with gradients in closed form."""
-        score = {
-            name: (client_params or {})
-            .get(name, parameters[name].expand(len(block), *parameters[name].shape))
-            .clone()
-            for name in (WEIGHT, BIAS)
-        }
-        table = rows_at(parameters[ITEMS], block.touched)
-        losses = run_steps(block, partial(self._turns_together, score, table))
+        values = _start(parameters, block, client_params or {}, self.private)
+        losses = run_steps(block, partial(self._turns_together, values))
         means = block.last_epoch_means(losses)
-        return BlockUpdate.from_values(parameters, block, {**score, ITEMS: table}, (ITEMS,), means)
+        return BlockUpdate.from_values(parameters, block, values, (ITEMS,), means)
 
     def _turns_together(
-        self, score: dict[str, Tensor], table: Tensor, block: Block, step: int, active: int
+        self, values: dict[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
         """Train the first `active` clients; their losses `[active]`."""
-        flat = table.view(-1, table.shape[-1])
+        width = values[ITEMS].shape[-1]
+        flat = values[ITEMS].view(-1, width)
         rate = self.config.learning_rate
         positions = block.rows[step, :active].flatten()
-        rows = flat.index_select(0, positions).view(active, -1, table.shape[-1])
+        rows = flat.index_select(0, positions).view(active, -1, width)
         labels = block.labels[step, :active]
         weights = block.weights[step, :active]
-        weight = score[WEIGHT][:active]
-        bias = score[BIAS][:active]
+        weight = values[WEIGHT][:active]
+        bias = values[BIAS][:active]
         predicted = single_output(rows, weight) + bias
         losses = weighted_cross_entropy(predicted, labels, weights)
         error = (torch.sigmoid(predicted) - labels) * weights
@@ -180,11 +175,7 @@ class GpfedrecStep(_ShuffledStep):
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
-        """Train every client of a block under guidance.
-
-        Raises:
-            ExperimentError: there is no guidance among what the server sent.
-        """
+        """Train every client of a block under guidance."""
         return self._guided(self._descend, parameters, block, client_params)
 
     def in_kernel(self) -> Train | str:
@@ -204,12 +195,6 @@ class GpfedrecStep(_ShuffledStep):
         if not block.active:
             start = {name: value for name, value in given.items() if name != GUIDE}
             return unchanged(parameters, block, start, (ITEMS,))
-        if GUIDE not in given:
-            raise ExperimentError(
-                "step 'gpfedrec' learns under the guidance of its server only",
-                expected="strategy.name = 'gpfedrec', and no fine-tuning in evaluation",
-                fix="--set evaluation.fine-tune={epochs=0}",
-            )
         width = block.touched.shape[1]
         counts = torch.tensor(block.touched_counts, device=self.device)
         real = (torch.arange(width, device=self.device) < counts[:, None]).unsqueeze(-1)
@@ -273,11 +258,10 @@ class GpfedrecStep(_ShuffledStep):
         gradients = dict(
             zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True)
         )
-        if block.training is None:
-            table[:active].lerp_(guide[:active], self.config.pull)
-        else:
-            pull = self.config.pull * block.training[:active, None, None]
-            table[:active].lerp_(guide[:active], pull)
+        pull = self.config.pull
+        if block.training is not None:
+            pull = pull * block.training[:active, None, None]
+        table[:active].lerp_(guide[:active], pull)
         moved = gradients.pop(ITEMS).flatten(0, 1)
         add_to_rows(flat, positions, moved, -sgd.rate(ITEMS))
         for name, gradient in gradients.items():
@@ -303,7 +287,6 @@ class GpfedrecStep(_ShuffledStep):
 # a weight or rate is too large the parts diverge, and the run ends with an error.
 
 PERSONAL = "item.personal"
-PRIVATE = (PERSONAL, WEIGHT, BIAS)
 
 
 class FedrapStepConfig(_ShuffledConfig):
@@ -332,7 +315,7 @@ class FedrapStep(_ShuffledStep):
     name = "fedrap"
     Config = FedrapStepConfig
     trains = Fedrap
-    private = PRIVATE
+    private = (PERSONAL, WEIGHT, BIAS)
     paper = "FedRAP (Li et al. 2024), algorithm 1"
     config: FedrapStepConfig
 
@@ -341,7 +324,7 @@ class FedrapStep(_ShuffledStep):
     ) -> BlockUpdate:
         """Train every client of a block. Gradients in closed form, for all clients of a block at
         once: of the touched rows of the shared part, and of the whole table of the personal one."""
-        values = _start(parameters, block, client_params or {})
+        values = _start(parameters, block, client_params or {}, self.private)
         losses = run_steps(block, partial(self._descend_together, values))
         return _trained(parameters, block, values, block.last_epoch_means(losses))
 
@@ -355,7 +338,7 @@ class FedrapStep(_ShuffledStep):
             train_additive,  # imports Numba, which the other paths do not need
         )
 
-        values = _start(parameters, block, client_params or {})
+        values = _start(parameters, block, client_params or {}, self.private)
         arrays = {name: value.numpy() for name, value in values.items()}
         losses = np.full(len(block), np.nan)
         rates = self._rates()
@@ -420,13 +403,16 @@ class FedrapStep(_ShuffledStep):
         return losses
 
 
-def _start(parameters: Parameters, block: Block, client_params: Parameters) -> dict[str, Tensor]:
-    """The trained values of the clients, `[C, ...]` each: of the shared part the touched rows."""
+def _start(
+    parameters: Parameters, block: Block, client_params: Parameters, private: Sequence[str]
+) -> dict[str, Tensor]:
+    """The trained values of the clients, `[C, ...]` each: the private ones, and of the shared item
+    embeddings the touched rows."""
     values = {
         name: client_params.get(
             name, parameters[name].expand(len(block), *parameters[name].shape)
         ).clone(memory_format=torch.contiguous_format)
-        for name in PRIVATE
+        for name in private
     }
     return values | {ITEMS: rows_at(parameters[ITEMS], block.touched)}
 

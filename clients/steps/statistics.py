@@ -180,14 +180,19 @@ class GramStep(SufficientStatistics):
         """The weight of each chosen item times its scale, in the item's row of the products."""
         catalogue = self.model.schema.num_items
         products = products_of(parameters)
-        size = len(parameters[products])
         bias = parameters[BIAS][:, 0].cpu() if BIAS in parameters else torch.zeros(catalogue)
-        chosen = chosen_items(bias, size)
-        scale = item_scale(bias[chosen], self.config.exponent).numpy()
-        row_of = np.full(catalogue, -1)
-        row_of[chosen.numpy()] = np.arange(size)
+        row_of, scale = _chosen_rows(bias, len(parameters[products]), self.config.exponent)
         rows = row_of[items]
         return products, rows, weights * scale[rows]
+
+
+def _chosen_rows(bias: Tensor, size: int, exponent: float) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each item among the `size` items that biases `[items]` choose, `int64 [items]`, -1
+    for the others; and the scale of each row, `float64 [size]`."""
+    chosen = chosen_items(bias, size)
+    row_of = np.full(len(bias), -1)
+    row_of[chosen.numpy()] = np.arange(size)
+    return row_of, item_scale(bias[chosen], exponent).numpy()
 
 
 # A client's own ratings, mapped to [-1, 1], and 1 for each rated item.
@@ -337,10 +342,7 @@ class TransitionsStep(SufficientStatistics):
         catalogue = self.model.schema.num_items
         size = len(parameters[WEIGHTS])
         bias = parameters[BIAS][:, 0].cpu()[:catalogue]
-        chosen = chosen_items(bias, size)
-        scale = item_scale(bias[chosen], self.config.exponent).numpy()
-        row_of = np.full(catalogue, -1)
-        row_of[chosen.numpy()] = np.arange(size)
+        row_of, scale = _chosen_rows(bias, size, self.config.exponent)
         first, second = (row_of[side] for side in np.divmod(items, catalogue))
         cells = np.where((first >= 0) & (second >= 0), first * size + second, -1)
         return WEIGHTS, cells, weights * scale[first] * scale[second]

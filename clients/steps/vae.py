@@ -38,8 +38,8 @@ class _HistoryBatches(Batches):
     Attributes:
         history: `int64 [N]`, distinct items.
         amounts: `float32 [N]`, how much each is liked.
-        retained: `bool [S, N]`, which of them dropout leaves in the step, if there is one.
-        noise: `float32 [S, K]`, standard normal, for the code.
+        retained: `bool [N]`, which of them dropout leaves in the step; none without a step.
+        noise: `float32 [K]`, standard normal, for the code; zeros without a step.
         prior: mean and variance of the client's prior, `float32 [K]` each; None: the standard one.
         drawn: `int64 [J]`, the items that are examples, if an example is a single item.
         random: the client's stream after all these draws, for noise on the update.
@@ -64,7 +64,7 @@ class _HistoryBlock(Block):
         histories: `float32 [C, items]`.
         retained: `bool [C, items]`.
         noise: `float32 [C, K]`.
-        prior: `[C, 1, K]`; None where every client has the standard one.
+        prior: `[C, K]`; None where every client has the standard one.
         drawn: `int64 [C, J]`, padded with item 0.
         drawn_counts: `int64 [C]`.
     """
@@ -99,9 +99,8 @@ class _HistoryBlock(Block):
         )
         for index, batch in enumerate(members):
             histories[index, batch.history] = batch.amounts
-            if len(batch.sizes):
-                retained[index, batch.history] = batch.retained[0]
-                noise[index] = batch.noise[0]
+            retained[index, batch.history] = batch.retained
+            noise[index] = batch.noise
             drawn[index, : len(batch.drawn)] = batch.drawn
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
@@ -126,11 +125,9 @@ class _HistoryBlock(Block):
         """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
         `[C, B]`. For all clients under the same parameters: `[C, items]` and `[C]`."""
         shared = {name: value.unsqueeze(0) for name, value in parameters.items()}
-        prior = (
-            None if self.prior is None else Prior(self.prior.mean[:, 0], self.prior.variance[:, 0])
-        )
         draw = Draw(self.retained[None], self.noise[None])
-        log_chances, distances = model.parts(shared, self.histories.unsqueeze(0), draw, prior, tap)
+        histories = self.histories.unsqueeze(0)
+        log_chances, distances = model.parts(shared, histories, draw, self.prior, tap)
         return log_chances[0], distances[0]
 
 
@@ -139,8 +136,7 @@ def _prior(batches: Sequence[_HistoryBatches], device: torch.device) -> Prior | 
     if len(priors) != len(batches):
         return None
     mean, variance = (
-        on_device(np.stack(part).astype(np.float32), device).unsqueeze(1)
-        for part in zip(*priors, strict=True)
+        on_device(np.stack(part).astype(np.float32), device) for part in zip(*priors, strict=True)
     )
     return Prior(mean, variance)
 
@@ -192,10 +188,13 @@ class _HistoryStep(Step):
         """The batches of one client, with the draws of its step; with `steps = 0`
         nothing is trained. `drawn`, `int64 [J]`: see `_HistoryBatches`; `examples`: default
         `steps`."""
-        draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
         history = data.positives
-        retained = np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool)
-        noise = np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32)
+        retained = np.zeros(len(history), bool)
+        noise = np.zeros(self.model.config.latent, np.float32)
+        if steps:
+            draw = self.model.draw((1, 1), generator_of(random))
+            retained = draw.mask[0, 0].numpy()[history]
+            noise = draw.noise[0, 0].numpy()
         return _HistoryBatches(
             items=np.zeros((steps, 0), dtype=np.int64),
             labels=np.zeros((steps, 0), dtype=np.float32),
@@ -204,8 +203,8 @@ class _HistoryStep(Step):
             last_epoch=steps,
             history=history,
             amounts=data.amounts(self.model.form.rated),
-            retained=retained.reshape(steps, len(history)),
-            noise=noise.reshape(steps, -1 if steps else 0),
+            retained=retained,
+            noise=noise,
             prior=None if self.priors is None else self.priors.of(data),
             drawn=history[:0] if drawn is None else drawn,
             random=random,

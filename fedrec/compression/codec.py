@@ -72,8 +72,6 @@ class Compression(ABC):
 def _rows_and_values(change: Change) -> tuple[np.ndarray | None, np.ndarray]:
     """Changed rows `int64 [R]`, None for all rows, and values `float64 [R, ...]` of a change."""
     if isinstance(change, SparseUpdate):
-        if change.drift:
-            raise ValueError("cannot compress a client's update with a drift of all rows")
         return change.rows, change.values.astype(np.float64)
     return None, np.asarray(change, dtype=np.float64)
 

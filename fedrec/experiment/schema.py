@@ -319,9 +319,6 @@ class AsynchronousConfig(Config):
 
     concurrency: int = Field(ge=1)
     """Number of clients that train concurrently."""
-    staleness_exponent: float = Field(default=0.5, ge=0)
-    """Exponent a of the weight (1 + s)^-a of a reply to parameters of s rounds ago (paper: 0.5); 0:
-    all replies have equal weight."""
 
 
 # The experiment, with all of its tables.

@@ -381,7 +381,6 @@ def _uncompiled(optimiser: type[Kind]) -> type[Kind]:
 
 Adam = _uncompiled(torch.optim.Adam)
 AdamW = _uncompiled(torch.optim.AdamW)
-SGD = _uncompiled(torch.optim.SGD)
 
 
 # The states of gated recurrent units (Cho et al. 2014, in the form of `torch.nn.GRU`), with a

@@ -540,7 +540,7 @@ def _change_arrays(name: str, change: Change) -> dict[str, np.ndarray]:
     """Convert a change of one parameter to named arrays."""
     if not isinstance(change, SparseUpdate):
         return {name: change}
-    table = np.array([*change.shape, change.drift], dtype=np.float64)
+    table = np.array(change.shape, dtype=np.int64)
     return {name + _ROWS: change.rows, name + _VALUES: change.values, name + _TABLE: table}
 
 
@@ -552,11 +552,8 @@ def _changes(arrays: Mapping[str, np.ndarray]) -> dict[str, Change]:
         if not mark:
             changes[key] = array
         elif key.endswith(_TABLE):
-            *shape, drift = array.tolist()
-            lengths = tuple(int(length) for length in shape)
-            changes[name] = SparseUpdate(
-                lengths, arrays[name + _ROWS], arrays[name + _VALUES], drift
-            )
+            shape = tuple(int(length) for length in array.tolist())
+            changes[name] = SparseUpdate(shape, arrays[name + _ROWS], arrays[name + _VALUES])
     return changes
 
 

@@ -23,36 +23,28 @@ _RESERVED = 2**27  # numbers of a table that may be reserved at once
 
 @dataclass(frozen=True, eq=False)
 class SparseUpdate:
-    """Change of a table `[items, d]`: `drift` times the table, plus `values` on some rows.
+    """Change of some rows of a table `[items, d]`.
 
     Attributes:
         shape: shape of the table.
         rows: `int64 [R]`, ascending, distinct.
         values: `[R, d]`.
-        drift: weight decay scales every row, named or not, by a factor; this is the sum of those
-            factors minus one.
     """
 
     shape: tuple[int, ...]
     rows: np.ndarray
     values: np.ndarray
-    drift: float = 0.0
 
-    def dense(self, table: np.ndarray) -> np.ndarray:
-        """Return the change as a whole table, `float64 [items, d]`; `table` is the table before."""
-        whole = self.drift * table.astype(np.float64) if self.drift else np.zeros(self.shape)
-        whole[self.rows] += self.values
+    def dense(self) -> np.ndarray:
+        """Return the change as a whole table, `float64 [items, d]`."""
+        whole = np.zeros(self.shape)
+        whole[self.rows] = self.values
         return whole
 
     def apply(self, table: np.ndarray, rate: float) -> np.ndarray:
         """Add `rate` times the change to a table `[items, d]`, in place; returns the table."""
-        rows = np.asarray(table)[self.rows]
-        factor = 1 + rate * self.drift
         moved = rate * self.values.astype(np.float64, copy=False)
-        moved += factor * rows.astype(np.float64) if self.drift else rows
-        if self.drift:
-            table *= table.dtype.type(factor)
-        table[self.rows] = moved
+        table[self.rows] = moved + np.asarray(table)[self.rows]
         return table
 
     def __add__(self, other: SparseUpdate) -> SparseUpdate:
@@ -61,35 +53,30 @@ class SparseUpdate:
         values = np.zeros((len(rows), *self.shape[1:]))
         values[np.searchsorted(rows, self.rows)] = self.values
         values[np.searchsorted(rows, other.rows)] += other.values
-        return SparseUpdate(self.shape, rows, values, self.drift + other.drift)
+        return SparseUpdate(self.shape, rows, values)
 
 
 Change: TypeAlias = "np.ndarray | SparseUpdate"
 
 
-def added(first: Change, second: Change, table: np.ndarray) -> Change:
+def added(first: Change, second: Change) -> Change:
     """Sum of two changes of a table `[items, d]`, float64; sparse if both are."""
     if isinstance(first, SparseUpdate) and isinstance(second, SparseUpdate):
         return first + second
-    dense = (c.dense(table) if isinstance(c, SparseUpdate) else c for c in (first, second))
+    dense = (c.dense() if isinstance(c, SparseUpdate) else c for c in (first, second))
     return np.add(*dense, dtype=np.float64)  # without a float64 copy of each
 
 
-def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
+def dense_change(change: Change) -> np.ndarray:
     """Return a change as a whole table, `float64 [items, d]`."""
-    return (
-        change.dense(table)
-        if isinstance(change, SparseUpdate)
-        else change.astype(np.float64, copy=False)
-    )
+    if isinstance(change, SparseUpdate):
+        return change.dense()
+    return change.astype(np.float64, copy=False)
 
 
-def numbers_in(change: Change, table: np.ndarray) -> np.ndarray:
-    """Numbers that a change of a table `[items, d]` adds, `[...]`, which have its norm: of its
-    rows, or of the whole table if all of it drifts."""
-    if isinstance(change, SparseUpdate) and not change.drift:
-        return change.values
-    return dense_change(change, table)
+def numbers_in(change: Change) -> np.ndarray:
+    """Numbers that a change adds, `[...]`, which have its norm."""
+    return change.values if isinstance(change, SparseUpdate) else change
 
 
 def scaled(changes: Mapping[str, Change], factor: float) -> dict[str, Change]:
@@ -102,7 +89,7 @@ def scaled(changes: Mapping[str, Change], factor: float) -> dict[str, Change]:
 def _scaled(change: Change, factor: float) -> Change:
     if not isinstance(change, SparseUpdate):
         return change * factor
-    return SparseUpdate(change.shape, change.rows, change.values * factor, change.drift * factor)
+    return SparseUpdate(change.shape, change.rows, change.values * factor)
 
 
 def apply_changes(
@@ -148,15 +135,13 @@ class SparseAccumulator:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self.drift = 0.0
         self.slots = np.full(shape[0], -1, dtype=np.int64)
         self.rows = np.empty(0, dtype=np.int64)
         self.values = np.zeros((0, *shape[1:]))
         self.used = 0
 
-    def add(self, rows: np.ndarray, values: np.ndarray, drift: float = 0.0) -> None:
+    def add(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Add `[n, d]` to rows `int64 [n]`, which may repeat."""
-        self.drift += drift
         slots = torch.from_numpy(self.slots_of(rows))
         # deterministic order, and fast
         torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
@@ -177,15 +162,13 @@ class SparseAccumulator:
         if kind is not None:
             values = values.astype(kind, copy=False)
         rows = self.rows[: self.used][order]
-        return SparseUpdate(self.shape, rows, values, self.drift)
+        return SparseUpdate(self.shape, rows, values)
 
     def change(self, table: np.ndarray) -> Change:
         """Sum so far as a change of the table `[items, d]`, in its type; sparse if fewer than half
         of the rows changed."""
         if 2 * self.used < len(table):
             return self.total(table.dtype)
-        if self.drift:
-            return self.total().dense(table).astype(table.dtype)
         whole = np.zeros(self.shape, dtype=table.dtype)
         whole[self.rows[: self.used]] = self.values[: self.used]  # in the table's type
         return whole

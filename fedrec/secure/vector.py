@@ -199,9 +199,7 @@ def encoded(
     Raises:
         ClientError: a number is too large or not finite.
     """
-    sent = [
-        shape.flat(dense_change(reply.total[name], arrays[name])) for name, shape in shapes.items()
-    ]
+    sent = [shape.flat(dense_change(reply.total[name])) for name, shape in shapes.items()]
     updates = to_fixed_point(np.concatenate([*sent, np.empty(0)]), bits, nodes)
     counts = np.array([getattr(reply, name) for name in _COUNTED], dtype=np.float64)
     return np.concatenate([updates, to_fixed_point(counts, _COUNT_BITS, nodes)])

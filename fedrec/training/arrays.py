@@ -9,7 +9,6 @@ models.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -213,31 +212,33 @@ def scratch_for(network, examples, width):
 # Memory layout of the parameters of a declared model, and its description for compiled code.
 
 
-@dataclass(frozen=True, eq=False)
 class ParameterLayout:
     """Places of the dense parameters in one vector per client.
 
-    Attributes:
+    Args:
         model: the declaration.
         shapes: shape of every parameter of the model.
         user_widths: number of codes of each row of the user's own (1) and feature of the users.
+
+    Attributes:
         starts: place of each dense parameter in the vector.
         size: length of the vector.
     """
 
-    model: KernelModel
-    shapes: Mapping[str, tuple[int, ...]]
-    user_widths: tuple[int, ...]
-    starts: dict[str, int] = field(init=False)
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: KernelModel,
+        shapes: Mapping[str, tuple[int, ...]],
+        user_widths: tuple[int, ...],
+    ) -> None:
+        self.model = model
+        self.shapes = shapes
+        self.user_widths = user_widths
         self._check_shapes()
         lines = whole_lines.py_func  # compiled for one call, it would take 0.1 s in each process
-        sizes = [lines(int(np.prod(self.shapes[name]))) for name in self.model.dense]
-        ends = np.cumsum([0, *sizes]).tolist()
-        object.__setattr__(self, "starts", dict(zip(self.model.dense, ends, strict=False)))
-        object.__setattr__(self, "size", ends[-1])
+        sizes = [lines(int(np.prod(shapes[name]))) for name in model.dense]
+        *starts, self.size = np.cumsum([0, *sizes]).tolist()
+        self.starts: dict[str, int] = dict(zip(model.dense, starts, strict=True))
 
     @property
     def width(self) -> int:

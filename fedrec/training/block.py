@@ -15,7 +15,6 @@ from torch import Tensor
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.protocol.updates import ItemRequests
-from fedrec.runtime.ragged import within_groups
 
 _NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
 UNLIMITED = 1 << 40
@@ -180,25 +179,19 @@ class Block:
             batches: the batches of each client, most steps first.
             device: device of the tensors.
         """
-        rectangle = Rectangle.of(batches, device)
-        needed = [batch.references() for batch in batches]
-        references, real = (_stacked(parts) for parts in zip(*needed, strict=True))
-        table, counts, rows = _numbered(references, real, rectangle.steps)
-        width = table.shape[1]
-        firsts = np.arange(len(batches)) * width
-        rows += firsts.repeat(rectangle.steps)[:, None]
+        table, counts, client_rows = _numbered([batch.references() for batch in batches])
+        firsts = np.arange(len(batches)) * table.shape[1]
         codes = tuple(on_device(np.stack(feature), device) for feature in zip(*users, strict=True))
         items, labels, sizes = (
-            rectangle.filled(np.concatenate([getattr(batch, name) for batch in batches]))
+            side_by_side([getattr(batch, name) for batch in batches], device)
             for name in ("items", "labels", "sizes")
         )
-        rows = rectangle.filled(rows, on_device(firsts, device))
+        rows = side_by_side(client_rows, device) + on_device(firsts, device)[:, None]
         tensors = (items, rows, labels, sizes, on_device(table, device))
-        examples, last_epoch = (
-            np.array([getattr(batch, name) for batch in batches], dtype=np.int64)
-            for name in ("examples", "last_epoch")
-        )
-        return cls.given(codes, rectangle.steps, tensors, counts, examples, last_epoch, batches)
+        steps, examples, last_epoch = np.array(
+            [(len(batch.sizes), batch.examples, batch.last_epoch) for batch in batches]
+        ).T
+        return cls.given(codes, steps, tensors, counts, examples, last_epoch, batches)
 
     @classmethod
     def given(
@@ -301,73 +294,36 @@ class Block:
         return len(self.examples)
 
 
-@dataclass(frozen=True, eq=False)
-class Rectangle:
-    """The steps of some clients side by side, step by step; those of a client with fewer are
-    padded.
-
-    Attributes:
-        steps: `int64 [C]`, number of steps of each client.
-        positions: `int64 [N]`, place of each client's steps, one client after the other, in the
-            rectangle laid out in one row, `[S * C]`.
-    """
-
-    steps: np.ndarray
-    positions: Tensor
-
-    @classmethod
-    def of(cls, batches: Sequence[Batches], device: torch.device) -> Rectangle:
-        """The rectangle of the clients' batches on a device."""
-        steps = np.array([len(batch.sizes) for batch in batches])
-        clients = np.arange(len(steps))
-        positions = within_groups(steps) * len(steps) + clients.repeat(steps)
-        return cls(steps, on_device(positions, device))
-
-    def filled(self, values: np.ndarray, padding: Tensor | None = None) -> Tensor:
-        """The clients' concatenated arrays, `[N, ...]`, as a rectangle `[S, C, ...]` on the
-        device. Padding, which is most of it if a few clients have many steps, is not copied there.
-
-        Args:
-            values: the arrays.
-            padding: `[C]`, what is after a client's last step; default: 0.
-        """
-        given = on_device(values, self.positions.device)
-        shape = int(self.steps.max()), len(self.steps), *given.shape[1:]
-        if padding is None:
-            filled = given.new_zeros(shape)
-        else:
-            ends = padding.view(-1, *[1] * (given.dim() - 1))
-            filled = ends.expand(shape).contiguous()
-        filled.flatten(0, 1).index_copy_(0, self.positions, given)
-        return filled
-
-
-def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenated arrays `[S, N]`, as wide as the widest; narrower ones are padded with 0,
-    which is false."""
-    width = max(array.shape[1] for array in arrays)
-    padded = (
-        array if array.shape[1] == width else np.pad(array, ((0, 0), (0, width - array.shape[1])))
-        for array in arrays
-    )
-    return np.concatenate(list(padded))
+def side_by_side(arrays: Sequence[np.ndarray], device: torch.device, padding: int = 0) -> Tensor:
+    """The steps of C clients, `[steps, ...]` each, side by side, `[S, C, ...]`: padded to the most
+    steps and to the widest."""
+    widest = np.max([array.shape for array in arrays], axis=0)
+    filled = np.full((widest[0], len(arrays), *widest[1:]), padding, arrays[0].dtype)
+    for client, array in enumerate(arrays):
+        steps, *widths = map(slice, array.shape)
+        filled[(steps, client, *widths)] = array
+    return on_device(filled, device)
 
 
 def _numbered(
-    references: np.ndarray, real: np.ndarray, steps: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    needed: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """The distinct items of each client, `int64 [C, R]`, ascending and padded with item 0; how many
-    they are, `int64 [C]`; and the place of each reference among them, 0 for padding, `[N, width]`.
+    they are, `int64 [C]`; and of each client the places of its references among them, 0 for
+    padding, `int64 [S, N]`.
 
     Args:
-        references: `int64 [N, width]`, items of all steps, one client after the other.
-        real: `bool [N, width]`, which of them are no padding.
-        steps: `int64 [C]`, number of steps of each client.
+        needed: of each client the items of all its steps, `int64 [S, N]`, and which of them are no
+            padding, `bool [S, N]`.
     """
     from fedrec.kernel.rows import number_items  # imports Numba, which is slow
 
-    before = np.concatenate([[0], real.sum(1).cumsum()])
-    table, counts, numbered = number_items(references[real], before[steps.cumsum()])
-    numbers = np.zeros(references.shape, dtype=np.int64)
-    numbers[real] = numbered
-    return table, counts, numbers
+    references = [items[real] for items, real in needed]
+    ends = np.cumsum([len(items) for items in references])
+    table, counts, numbered = number_items(np.concatenate(references), ends)
+    rows = []
+    for (items, real), numbers in zip(needed, np.split(numbered, ends[:-1]), strict=True):
+        client_rows = np.zeros(items.shape, dtype=np.int64)
+        client_rows[real] = numbers
+        rows.append(client_rows)
+    return table, counts, rows

@@ -5,7 +5,7 @@ call of compiled code."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -166,9 +166,9 @@ class ClientExamples:
     avoided: Ragged
     negatives: np.ndarray
     num_items: int
-    counts: np.ndarray = field(init=False)
-    epoch: np.ndarray = field(init=False)
-    widths: np.ndarray = field(init=False)
+    counts: np.ndarray
+    epoch: np.ndarray
+    widths: np.ndarray
 
     @classmethod
     def of(
@@ -186,17 +186,10 @@ class ClientExamples:
             known = avoided[1][slice(*avoided[0][client : client + 2])]
             if len(np.unique(known)) >= num_items:
                 negatives[client] = 0
-        return cls(draw, rows, labels, avoided, negatives, num_items)
-
-    def __post_init__(self) -> None:
-        counts = (np.diff(self.rows[0]) + self.negatives) * (self.draw.epochs > 0)
-        widths = width_of(self.draw.batch_size, counts)
-        for name, value in (
-            ("counts", counts),
-            ("epoch", -(-counts // widths)),
-            ("widths", widths),
-        ):
-            object.__setattr__(self, name, value)
+        counts = (np.diff(rows[0]) + negatives) * (draw.epochs > 0)
+        widths = width_of(draw.batch_size, counts)
+        sizes = counts, -(-counts // widths), widths
+        return cls(draw, rows, labels, avoided, negatives, num_items, *sizes)
 
     @property
     def steps(self) -> np.ndarray:

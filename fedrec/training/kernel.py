@@ -109,9 +109,8 @@ def _layout(
 
 # Whether native code can train a model with given settings, and why not.
 
-_MOST_CATEGORIES = (
-    1024  # of an item feature; a product with all rows of its table is taken in every step
-)
+# categories of an item feature; a product with all rows of its table is taken in every step
+_MOST_CATEGORIES = 1024
 
 
 def device_refusal(device: torch.device) -> str | None:
@@ -133,7 +132,7 @@ def kernel_refusal(
     if elsewhere is not None:
         return elsewhere
     if not sgd.plain:
-        return "the kernel takes plain SGD, without weight decay and proximal term"
+        return "the kernel takes plain SGD, without a proximal term"
     if declared is None:
         return "the model declares no kernel"
     most = max((feature.categories for feature in declared.item_features), default=0)

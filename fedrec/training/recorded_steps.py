@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -51,15 +50,14 @@ def run_steps(
     losses = torch.zeros(len(block.active), len(block), device=device)
     recorder = recorder_of(device) if capturable else None
     if recorder is None:
-        _Span(block, one_step, losses, range(len(losses))).run()
+        _run(block, one_step, losses, range(len(losses)))
         return losses
     with recorder.entered():
         for steps, clients in _alike(block, kind):
-            span = _Span(block, one_step, losses, steps)
             if len(steps) < _WORTH:
-                span.run()
+                _run(block, one_step, losses, steps)
             else:
-                span.replay(recorder, clients)
+                _replay(recorder, block, one_step, losses, steps, clients)
     return losses
 
 
@@ -88,42 +86,34 @@ def _halved(clients: int, active: int) -> int:
     return clients
 
 
-@dataclass(frozen=True, eq=False)
-class _Span:
-    """Steps that are run together.
+def _run(block: Block, one_step: OneStep, losses: Tensor, steps: range) -> None:
+    """Run some steps sequentially; `losses [S, C]` are written to."""
+    for step in steps:
+        active = block.active[step]
+        losses[step, :active] = one_step(block, step, active)
 
-    Attributes:
-        block: the clients.
-        one_step: what they do.
-        losses: `[S, C]`, written to.
-        steps: which.
-    """
 
-    block: Block
-    one_step: OneStep
-    losses: Tensor
-    steps: range
+def _replay(
+    recorder: _CudaRecorder,
+    block: Block,
+    one_step: OneStep,
+    losses: Tensor,
+    steps: range,
+    clients: int,
+) -> None:
+    """The same by one recording, of so many clients, for which the first step is run."""
+    number = torch.full((1,), steps.start, device=losses.device)
 
-    def run(self) -> None:
-        """Run the steps sequentially."""
-        for step in self.steps:
-            active = self.block.active[step]
-            self.losses[step, :active] = self.one_step(self.block, step, active)
-
-    def replay(self, recorder: _CudaRecorder, clients: int) -> None:
-        """Run the steps by one recording, of so many clients, for which the first step is run."""
-        number = torch.full((1,), self.steps.start, device=self.losses.device)
-        work = functools.partial(self._next, number, clients)
-        work()
-        recorded = recorder.record(work)
-        for _ in self.steps[1:]:
-            recorded.replay()
-
-    def _next(self, number: Tensor, clients: int) -> None:
+    def work() -> None:
         """The step of this number, `int64 [1]`, which then is that of the following one."""
-        losses = self.one_step(self.block.at(number, self.steps.start), 0, clients)
-        self.losses[:, :clients].index_copy_(0, number, losses[None].to(self.losses.dtype))
+        measured = one_step(block.at(number, steps.start), 0, clients)
+        losses[:, :clients].index_copy_(0, number, measured[None].to(losses.dtype))
         number.add_(1)
+
+    work()
+    recorded = recorder.record(work)
+    for _ in steps[1:]:
+        recorded.replay()
 
 
 class _CudaRecorder:

@@ -144,7 +144,6 @@ class ChangedRows(BlockChange):
         counts: `int64 [C]`, how many rows a client has.
         values: `[n, d]`; of compact tables `[C, R, d]`.
         start: the table that the new values started from; None: the values are the changes.
-        untouched: `[C]`, factor between the start and the end of all other rows; None: they stay.
     """
 
     rows: Tensor
@@ -152,21 +151,14 @@ class ChangedRows(BlockChange):
     counts: np.ndarray
     values: Tensor
     start: Tensor | None = None
-    untouched: Tensor | None = None
 
     @classmethod
-    def compact(
-        cls,
-        block: Block,
-        values: Tensor,
-        start: Tensor | None = None,
-        untouched: Tensor | None = None,
-    ) -> ChangedRows:
+    def compact(cls, block: Block, values: Tensor, start: Tensor | None = None) -> ChangedRows:
         """The rows that the clients of a block touch, `values [C, R, d]`."""
         cohort, width = block.touched.shape
         firsts = width * np.arange(cohort)
         counts = np.array(block.touched_counts, dtype=np.int64)
-        return cls(block.touched.reshape(-1), firsts, counts, values, start, untouched)
+        return cls(block.touched.reshape(-1), firsts, counts, values, start)
 
     @classmethod
     def ragged(cls, offsets: np.ndarray, rows: np.ndarray, values: np.ndarray) -> ChangedRows:
@@ -176,22 +168,16 @@ class ChangedRows(BlockChange):
         return cls(tensors[0], offsets[:-1], np.diff(offsets), tensors[1])
 
     def powers(self, order: int) -> Tensor:
-        if self._compiled:
+        if self.values.is_cpu:
             from fedrec.kernel.rows import row_powers
 
             return torch.from_numpy(row_powers(*self._arrays(), order))
-        rows, owner, moved = self.moved()
+        _, owner, moved = self.moved()
         total = torch.zeros(len(self.counts), dtype=torch.float64, device=moved.device)
-        total.index_add_(0, owner, _norms(moved, order) ** order)
-        if self.untouched is None or self.start is None:
-            return total
-        drift = (self.untouched.double() - 1).to(total.device)
-        every = _norms(self.start, order) ** order
-        rest = every.sum() - torch.zeros_like(total).index_add_(0, owner, every[rows])
-        return total + torch.where(drift != 0, drift.abs() ** order * rest, 0.0)
+        return total.index_add_(0, owner, _norms(moved, order) ** order)
 
     def add_to(self, total: Total, shares: Tensor) -> None:
-        if self._compiled:
+        if self.values.is_cpu:
             from fedrec.kernel.rows import add_changed_rows
 
             if isinstance(total, SparseAccumulator):
@@ -207,24 +193,16 @@ class ChangedRows(BlockChange):
         rows, owner, moved = self.moved(shares != 0)
         weights = on_device(shares, moved.device)[owner, None]
         change = moved.double() * weights
-        drift = 0.0
-        if self.untouched is not None and self.start is not None:
-            drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
-            drift = float(drifts.sum())
-            moving = on_device(drifts, moved.device)[owner, None]
-            change -= self.start[rows].double() * moving
         if not isinstance(total, SparseAccumulator):
             total.view(-1, change.shape[1]).index_add_(0, rows, change)
             return
-        if not rows.is_cpu:  # to copy the rows of all clients takes longer than to add them there
-            rows, indices = rows.unique(return_inverse=True)
-            change = change.new_zeros(len(rows), change.shape[1]).index_add_(0, indices, change)
-        total.add(rows.cpu().numpy(), change.cpu().numpy(), drift)
+        # to copy the rows of all clients takes longer than to add them there
+        rows, indices = rows.unique(return_inverse=True)
+        change = change.new_zeros(len(rows), change.shape[1]).index_add_(0, indices, change)
+        total.add(rows.cpu().numpy(), change.cpu().numpy())
 
     def whole(self, index: int, table: Tensor) -> Tensor:
         change = torch.zeros_like(table)
-        if self.untouched is not None and self.untouched[index] != 1:
-            change = table * self.untouched[index] - table
         rows, values = self._of(index)
         before = 0 if self.start is None else self.start[rows]
         change.view(-1, self.values.shape[-1])[rows] = (values - before).to(change)
@@ -233,11 +211,10 @@ class ChangedRows(BlockChange):
     def after(self, index: int, value: Tensor) -> Tensor:
         if self.start is None:
             return super().after(index, value)
-        factor = 1.0 if self.untouched is None else self.untouched[index]
         rows, values = self._of(index)
-        if not len(rows) and factor == 1:
+        if not len(rows):
             return value
-        table = value * factor
+        table = value.clone()
         table[rows] = values
         return table
 
@@ -272,12 +249,6 @@ class ChangedRows(BlockChange):
         rows = self.rows.index_select(0, indices)
         moved = self._flat.index_select(0, indices)
         return rows, owner, moved if self.start is None else moved.sub_(rows_at(self.start, rows))
-
-    @property
-    def _compiled(self) -> bool:
-        """Whether compiled code finds all changes in the rows."""
-        drifts = self.untouched is not None and bool((self.untouched != 1).any())
-        return self.values.is_cpu and not drifts
 
     @property
     def _flat(self) -> Tensor:
@@ -404,12 +375,11 @@ class BlockUpdate:
         values: Mapping[str, Tensor],
         tables: Collection[str],
         losses: Sequence[float] | np.ndarray | Tensor,
-        untouched: Tensor | None = None,
     ) -> BlockUpdate:
         """Updates from trained values, `[C, ...]` each; of the item tables the touched rows,
-        `[C, R, d]`, and the factor of all others (see `ChangedRows`)."""
+        `[C, R, d]`."""
         changes = {
-            name: ChangedRows.compact(block, value, start[name], untouched)
+            name: ChangedRows.compact(block, value, start[name])
             if name in tables
             else Dense(value, start[name])
             for name, value in values.items()
@@ -554,7 +524,6 @@ class BlockUpdate:
         if not isinstance(change, ChangedRows) or change.values.dim() != 3:
             return None
         whole = change.start is not None and len(change.start) in change.counts
-        whole = whole or change.untouched is not None
         return None if whole else change
 
     def _stacked(self, name: str) -> Tensor:

@@ -28,14 +28,12 @@ class SgdSettings:
 
     Attributes:
         learning_rate: step size, > 0.
-        weight_decay: L2 penalty added to the gradient, >= 0.
         proximal_mu: weight of the proximal term (FedProx), >= 0.
         rates: by name, factors >= 0 on the learning rate; 1 for a parameter that is not named.
         late: names of the parameters that are trained in the last epoch only.
     """
 
     learning_rate: float
-    weight_decay: float = 0.0
     proximal_mu: float = 0.0
     rates: Mapping[str, float] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
@@ -44,7 +42,7 @@ class SgdSettings:
     def plain(self) -> bool:
         """True if a parameter without a gradient stays as it is, so that only the rows of a batch
         need an update."""
-        return not (self.weight_decay or self.proximal_mu)
+        return not self.proximal_mu
 
     def rate(self, name: str) -> float:
         """Step size of one parameter."""
@@ -58,7 +56,6 @@ class Group:
     Attributes:
         value: `[C, ...]`; of plain steps it may be what the clients start from, and is replaced by
             the first one and updated in place from then on.
-        anchor: centre of the proximal term, `[C, ...]`, `[...]` or a number.
         sgd: settings of the steps.
         name: of the parameter.
         block: the clients.
@@ -67,17 +64,16 @@ class Group:
     """
 
     value: Tensor
-    anchor: Tensor | float
     sgd: SgdSettings
     name: str
     block: Block
     given: bool = False
 
     def __post_init__(self) -> None:
-        if self.given and not self.sgd.plain:
+        self._anchor = self.value  # centre of the proximal term
+        if not self.sgd.plain:
+            self.given = True
             self.make_own()
-        if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
-            self.anchor = self.anchor.expand_as(self.value)
         self.rate = self.sgd.rate(self.name)
         self.late = self.name in self.sgd.late
         block = self.block
@@ -134,9 +130,7 @@ class Group:
                 value.sub_(self._held(gradient, step), alpha=self.rate)
             return
         gradient = torch.zeros_like(value) if gradient is None else gradient
-        gradient = gradient + self.sgd.weight_decay * value
-        anchor = self.anchor[:active] if isinstance(self.anchor, Tensor) else self.anchor
-        gradient = gradient + self.sgd.proximal_mu * (value - anchor)
+        gradient = gradient + self.sgd.proximal_mu * (value - self._anchor[:active])
         value.sub_(self._held(gradient, step), alpha=self.rate)
 
     def _held(self, gradient: Tensor, step: Number) -> Tensor:
@@ -253,17 +247,8 @@ def descend(
 
     Returns:
         The trained parameters of every client.
-
-    Raises:
-        ValueError: rows that are in no batch change (weight decay or a proximal term), and item
-            tables differ in their rates or in being late, so that one factor per client cannot
-            describe the change.
     """
     item_tables = [name for name in model.item_tables if name in start]
-    if not sgd.plain and len({(sgd.rate(name), name in sgd.late) for name in item_tables}) > 1:
-        raise ValueError(
-            "Expected item tables of one rate, all late or none, with decay or a pull."
-        )
     cohort = _Cohort.of(start, client_params or {}, block, sgd, item_tables)
     objective = objective or Recommending(model)
     # otherwise the values of clients who have ended would still change
@@ -271,8 +256,7 @@ def descend(
     losses = run_steps(block, partial(cohort.step, objective), cohort.moving, capturable)
     means = block.last_epoch_means(losses)
     values = {name: group.make_own() for name, group in {**cohort.dense, **cohort.tables}.items()}
-    untouched = None if sgd.plain else cohort.untouched.value.view(-1)
-    return BlockUpdate.from_values(start, block, values, item_tables, means, untouched)
+    return BlockUpdate.from_values(start, block, values, item_tables, means)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,14 +267,11 @@ class _Cohort:
         block: the clients.
         tables: the touched rows of the item tables, `[C, R, d]`.
         dense: all other parameters, `[C, ...]`.
-        untouched: `[C, 1]`, factor on rows that are in no batch: weight decay and proximal term
-            apply to them, too.
     """
 
     block: Block
     tables: dict[str, Group]
     dense: dict[str, Group]
-    untouched: Group
 
     @classmethod
     def of(
@@ -312,16 +293,11 @@ class _Cohort:
                     if name in client_params
                     else rows_at(value, block.touched)
                 )
-                tables[name] = Group(
-                    rows, rows.clone() if sgd.proximal_mu else 0.0, sgd, name, block
-                )
+                tables[name] = Group(rows, sgd, name, block)
             else:
                 begin = client_params.get(name, value.expand(cohort, *value.shape))
-                dense[name] = Group(begin, begin, sgd, name, block, given=True)
-        factors = torch.ones(cohort, 1, device=block.touched.device)
-        return cls(
-            block, tables, dense, Group(factors, 1.0, sgd, next(iter(item_tables), ""), block)
-        )
+                dense[name] = Group(begin, sgd, name, block, given=True)
+        return cls(block, tables, dense)
 
     def moving(self, step: int) -> tuple[str, ...]:
         """The parameters whose gradient has an effect in a step."""
@@ -355,5 +331,4 @@ class _Cohort:
         _descend_all(list(self.dense.values()), gradients, active, number)
         for name, group in self.tables.items():
             group.descend_rows(gradients.get(name), indices, active, number)
-        self.untouched.descend(None, active, number)
         return loss.detach()

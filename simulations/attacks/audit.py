@@ -101,7 +101,7 @@ class _Watch(Observer):
 
     def _recording(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-            total = aggregate.total(theta)
+            total = aggregate.total()
             mean = {name: value / aggregate.clients for name, value in total.items()}
             self._record(aggregate.round, mean)
             return apply(theta, aggregate)

@@ -77,7 +77,7 @@ def _sums(node: Node, clients: np.ndarray, clip_norm: float | None = None) -> di
     arrays = {name: value.numpy() for name, value in node.initial().items()}
     protection = None if clip_norm is None else Protection(clip_norm, 2, tuple(arrays))
     reply = train_clients(node, arrays, TrainOrder(1, clients, protection=protection))
-    return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+    return {name: dense_change(change) for name, change in reply.total.items()}
 
 
 def _private(node: Node) -> dict[str, np.ndarray]:
@@ -459,7 +459,7 @@ class StrategyContract(RunContract):
         strategy.aggregate_train(1, replies)
         assert len(aggregates) == 1, "the rule did not receive the private sum"
         changes = aggregates[0].changes
-        sums = {name: dense_change(changes[name], theta[name]) for name in _SHAPES}
+        sums = {name: dense_change(changes[name]) for name in _SHAPES}
         return sums, aggregates[0].clients
 
     def _skip_flowers(self) -> None:

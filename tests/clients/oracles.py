@@ -4,27 +4,22 @@ differentiation: independent of the blocks that the steps train, and compared wi
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from clients.steps import als, maml, personal, sequence, sgd, vae
-from clients.steps import sgd as sgd_profile
+from clients.steps import als, personal, sgd, vae
 from clients.steps.als import MOMENTS
-from clients.steps.descent import Contrastive as ContrastiveStep
 from clients.steps.descent import Update, one_by_one
-from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
-from clients.steps.personal import BIAS, ITEMS, PERSONAL, SHUFFLED_BATCH, WEIGHT
-from clients.steps.sgd import PROFILE
+from clients.steps.personal import BIAS, ITEMS, PERSONAL, WEIGHT
 from clients.steps.vae import generator_of
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.interactions import Schema
 from fedrec.models.vae import Prior
 from fedrec.nn.layers import gather_rows
-from fedrec.pretext import mean_directions, recommender_part
+from fedrec.pretext import recommender_part
 from fedrec.sums.products import packed
 from fedrec.training.block import Block, OwnData
 from fedrec.training.sgd import SgdSettings
@@ -90,8 +85,6 @@ class LocalDescent:
         )
         with torch.no_grad():
             for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
-                if self.sgd.weight_decay:
-                    gradient = gradient + self.sgd.weight_decay * value
                 if self.sgd.proximal_mu:
                     gradient = gradient + self.sgd.proximal_mu * (value - self.start[name])
                 value.detach_().sub_(gradient, alpha=0.0 if name in held else self.sgd.rate(name))
@@ -160,23 +153,6 @@ class Sgd(OneByOne, sgd.Sgd):
         )
 
 
-class Contrastive(OneByOne, ContrastiveStep):
-    def alone(self, parameters, data, random):
-        descent = LocalDescent(self.trained(parameters), self.config.sgd())
-        examples = 0
-        loss = float("nan")
-        for views in [self.task.views(data, random) for _ in range(self.config.epochs)]:
-            examples = len(views)
-            parts = np.array_split(views, -(-examples // self.config.batch_size) or 1)
-            losses = [descent.step(self._loss(part)) for part in parts if len(part)]
-            loss = float(torch.stack(losses).mean()) if losses else loss
-        return Update(descent.delta(parameters), examples, loss)
-
-    def _loss(self, views):
-        batch = torch.tensor(views[None], device=self.device)
-        return lambda parameters: loss_from_table(self.task, parameters, batch)
-
-
 def one_history(model, items):
     """A user's history, `[1, 1, items]`, from its liked items."""
     history = torch.zeros(1, 1, model.schema.num_items)
@@ -193,59 +169,6 @@ def loss_from_table(task, parameters, views):
     """The session loss, with the embeddings taken from the item table among the parameters."""
     embeddings = gather_rows(parameters[task.table], views.clamp(min=0))
     return task.loss(parameters, embeddings, views)
-
-
-class Joint(OneByOne, sequence.Joint):
-    _loss = Sgd._loss
-    _held = Sgd._held
-
-    def alone(self, parameters, data, random):
-        sgd = self.settings(list(parameters))
-        size = self.config.batch_size
-        descent = LocalDescent(parameters, sgd)
-        users = tuple(
-            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
-        )
-        examples = 0
-        loss = float("nan")
-        for epoch, ((items, labels), views) in enumerate(self._joint_epochs(data, random)):
-            held = self._held(sgd, epoch)
-            examples = len(items) or len(views)
-            parts = np.array_split(views, -(-examples // size) or 1)
-            batches = [slice(start, start + size) for start in range(0, len(parts) * size, size)]
-            losses = [
-                descent.step(self._joint_loss(users, items[batch], labels[batch], part), held)
-                for batch, part in zip(batches, parts, strict=True)
-                if examples
-            ]
-            loss = float(torch.stack(losses).mean()) if losses else loss
-        return Update(descent.delta(parameters), examples, loss)
-
-    def _joint_loss(self, users, items, labels, views):
-        batch = torch.tensor(views[None], device=self.device)
-        recommending = self._loss(users, items, labels)
-
-        def loss(parameters):
-            supervised = recommending(parameters) if len(items) else 0.0
-            return supervised + loss_from_table(self.task, parameters, batch)
-
-        return loss
-
-
-class SgdProfile(OneByOne, sgd_profile.SgdProfile):
-    _loss = Sgd._loss
-    _held = Sgd._held
-
-    def alone(self, parameters, data, random):
-        network = {name: value for name, value in parameters.items() if name != PROFILE}
-        found = super().update(network, data, random)
-        old = parameters[PROFILE]
-        change = torch.zeros_like(old)
-        if self.config.epochs:
-            liked = torch.from_numpy(data.positives).to(self.device)
-            own = parameters[ITEMS][liked] + found.delta[ITEMS][liked]
-            change = mean_directions(own, torch.ones_like(liked, dtype=torch.bool)) - old
-        return replace(found, delta={**found.delta, PROFILE: change})
 
 
 class Vae(OneByOne, vae.VaeStep):
@@ -354,7 +277,7 @@ class Fedrap(OneByOne, personal.FedrapStep):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
             epochs_of(self, data, random),
-            SHUFFLED_BATCH,
+            personal.SHUFFLED_BATCH,
             self.device,
             functools.partial(self._descend, values),
         )
@@ -382,7 +305,7 @@ class Pfedrec(OneByOne, personal.PfedrecStep):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
             epochs_of(self, data, random),
-            SHUFFLED_BATCH,
+            personal.SHUFFLED_BATCH,
             self.device,
             functools.partial(self._turns, values),
         )
@@ -412,41 +335,7 @@ class Pfedrec(OneByOne, personal.PfedrecStep):
         return float("nan") if first is None else first
 
 
-class Maml(OneByOne, maml.Maml):
-    def alone(self, parameters, data, random):
-        support, query = self._divided(data, random)
-        if not len(support[0]):
-            return Update(
-                {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
-            )
-        users = tuple(
-            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
-        )
-        rates = maml.rates_by_name(parameters, self.config.rates)
-        start = {n: v.detach().unsqueeze(0).clone().requires_grad_() for n, v in parameters.items()}
-        values = start
-        loss = torch.tensor(math.nan)
-        for _ in range(self.config.epochs):
-            loss = self._loss(values, users, support)
-            values = self._adapted(values, loss, rates)
-        if self.config.query_share:
-            loss = self._loss(values, users, query)
-            delta = _minus_gradients(loss, values if self.config.order == 1 else start)
-        else:
-            delta = {name: (value - start[name]).detach() for name, value in values.items()}
-        examples = len(support[0]) + len(query[0])
-        return Update(
-            {name: value.squeeze(0) for name, value in delta.items()},
-            examples,
-            float(loss.detach()),
-        )
-
-    def _loss(self, values, users, examples):
-        items, labels = (torch.from_numpy(part[None]).to(self.device) for part in examples)
-        return self.model.loss(self.model.predict(values, users, items), labels).sum()
-
-
-ORACLES = (Sgd, Contrastive, Joint, SgdProfile, Vae, DpVae, Als, Fedrap, Pfedrec, Maml)
+ORACLES = (Sgd, Vae, DpVae, Als, Fedrap, Pfedrec)
 
 
 def with_oracle(node):

@@ -79,9 +79,8 @@ def test_the_fastest_supported_path_is_taken_with_the_reason(load_tiny):
     assert path_of(node, rates={"item.id": 2.0}, **{"late-parameters": ["item.*"]}) == TrainingPath(
         "kernel"
     )
-    for option in ("weight-decay", "proximal-mu"):
-        found = path_of(node, **{option: 0.5})
-        assert found.name == "blocks" and "plain SGD" in str(found)
+    found = path_of(node, **{"proximal-mu": 0.5})
+    assert found.name == "blocks" and "plain SGD" in str(found)
     assert path_of(node, **{"private-parameters": ["item.*"]}).name == "reference"
     assert node.paths == {"sgd": "kernel"}
 
@@ -103,7 +102,7 @@ def test_the_kernel_is_refused_with_the_reason_where_it_does_not_fit(load_tiny, 
         match=r"(?s)cannot be trained by the kernel.*got: .*plain SGD.*leave out engine",
     ):
         path_of(node, proximal_mu=0.5)
-    with pytest.raises(ExperimentError, match="without weight decay"):
+    with pytest.raises(ExperimentError, match="without a proximal term"):
         run_tiny("engine.path=kernel", "step.proximal-mu=0.5")
 
 
@@ -126,15 +125,6 @@ def test_a_step_with_other_batches_does_not_inherit_the_kernel(load_tiny):
     step = OtherBatches(node.step(node.experiment.step).config, node.model, node.device)
     found = _training_path(step, node.model, node.experiment.engine)
     assert found.name == "blocks" and "OtherBatches overrides" in found.reason
-
-
-def test_a_run_reports_its_training_path(run_tiny, capsys):
-    from server.callbacks import Progress
-
-    run_tiny("rounds=1", callbacks=[Progress()])
-    assert "training paths: step sgd: kernel" in capsys.readouterr().err
-    run_tiny("rounds=1", "step.proximal-mu=0.5", callbacks=[Progress()], output="other")
-    assert "step sgd: blocks (the kernel takes plain SGD" in capsys.readouterr().err
 
 
 def test_a_phase_that_trains_nothing_is_no_obstacle_to_the_kernel(load_tiny):

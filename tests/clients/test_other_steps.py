@@ -22,10 +22,9 @@ from fedrec.experiment.schema import load
 from fedrec.models.base import Model
 from fedrec.models.linear import Pnbm, PnbmConfig
 from fedrec.models.personal import generate
-from fedrec.neighbourhood import Bounds, Examples, Rest, own_gradient
+from fedrec.neighbourhood import Bounds, Examples
 from fedrec.privacy.clipping import Protection
 from fedrec.protocol.messages import ItemQuery, TrainOrder
-from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
 from fedrec.protocol.updates import ClientArrays, dense_change
 from fedrec.rng import torch_stream
 
@@ -38,7 +37,7 @@ def summed(node, protection=None):
         name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()
     }
     total = train_clients(node, arrays, TrainOrder(1, node.training, protection=protection)).total
-    return {name: dense_change(change, arrays[name]) for name, change in total.items()}
+    return {name: dense_change(change) for name, change in total.items()}
 
 
 def likes(node):
@@ -153,28 +152,6 @@ def test_the_gradient_is_the_closed_form(order, steps):
         torch.testing.assert_close(together.values("w")[0] - start, -wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_rounds_end_at_the_fixed_point():
-    """If all rows are support and query in turn, the mean gradient vanishes at (sum M)^-1 sum M
-    m."""
-    step, value = step_of(epochs=1, learning_rate=RATE), torch.zeros(WIDTH, dtype=torch.float64)
-    left = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
-    right = torch.zeros(WIDTH, dtype=torch.float64)
-    people = [client(number) for number in range(6)]
-    for number, (data, best) in enumerate(people):
-        support, query = curvatures(step, data, number)
-        shrink = torch.eye(WIDTH, dtype=torch.float64) - RATE * support
-        weight = shrink @ query @ shrink
-        left, right = left + weight, right + weight @ best
-    for _ in range(3000):
-        moves = [
-            update_of(step, {"w": value}, d, np.random.default_rng(n)).delta["w"]
-            for n, (d, _) in enumerate(people)
-        ]
-        value = value + 0.2 * torch.stack(moves).mean(0)
-    torch.testing.assert_close(value, torch.linalg.solve(left, right), rtol=1e-6, atol=1e-8)
-
-
 def test_without_adaptation_it_is_a_plain_gradient():
     """a1 = 0: both orders send minus the query's gradient at the start."""
     start, (data, best) = torch.ones(WIDTH, dtype=torch.float64), client(1)
@@ -224,10 +201,8 @@ def test_blocks_are_the_reference_on_a_network(load_tiny, order, share):
     for taken in ("blocks", "reference"):
         node = Node(load_tiny(*settings, f"engine.path={taken}"), 0, 1, None)
         arrays = {name: value.numpy() for name, value in node.initial().items()}
-        reply = train_clients(node, arrays, MamlStepTrainOrder(1, node.training))
-        sums.append(
-            {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
-        )
+        reply = train_clients(node, arrays, TrainOrder(1, node.training))
+        sums.append({name: dense_change(change) for name, change in reply.total.items()})
     for name, value in sums[1].items():
         np.testing.assert_allclose(sums[0][name], value, rtol=1e-4, atol=1e-5)
     assert any(value.any() for value in sums[1].values())
@@ -331,7 +306,7 @@ def start_of(node, random=None):
 
 def pnbm_sums(node, arrays, protection=None):
     total = train_clients(node, arrays, TrainOrder(1, node.training, protection=protection)).total
-    return {name: dense_change(change, arrays[name]) for name, change in total.items()}
+    return {name: dense_change(change) for name, change in total.items()}
 
 
 def profiles(node):
@@ -389,7 +364,7 @@ def test_updates_are_gradients_of_what_is_predicted(node, model):
     order = TrainOrder(1, np.array([client]))
     total = train_clients(node, arrays, order).total
     for name in names:
-        found = dense_change(total[name], arrays[name])
+        found = dense_change(total[name])
         np.testing.assert_allclose(found, -expected[name].numpy(), atol=1e-5)
         assert found.any()
 
@@ -404,7 +379,7 @@ def test_two_steps_are_one_after_the_other(node, model):
     def moved(start, steps):
         order = TrainOrder(1, client, overrides={"epochs": steps, "learning-rate": 0.3})
         total = train_clients(node, start, order).total
-        return {name: start[name] + dense_change(total[name], start[name]) for name in start}
+        return {name: start[name] + dense_change(total[name]) for name in start}
 
     once = {name: value.astype(np.float32) for name, value in moved(arrays, 1).items()}
     twice = moved(arrays, 2)
@@ -446,20 +421,6 @@ def test_rating_sums(node):
     )
     assert np.array_equal(found["item.count"][:, 0], np.bincount(own.items, minlength=30))
     assert not found["similarity"].any()
-
-
-def test_own_gradient_is_that_of_autograd():
-    random = np.random.default_rng(3)
-    similarity, deviations = random.normal(size=(6, 6)), random.normal(size=6)
-    rest = Rest(1.5, 2.0, -0.7, np.full(6, -0.6), np.full(6, 0.6))
-    leaf = torch.tensor(similarity, requires_grad=True)
-    own = leaf * (1 - torch.eye(6, dtype=torch.float64))
-    guess = (own @ torch.tensor(deviations) - 0.7) / (3.5 + own.abs().sum(1))
-    loss = ((guess.clamp(-0.6, 0.6) - torch.tensor(deviations)) ** 2).sum() / 2
-    (expected,) = torch.autograd.grad(loss, leaf)
-    found, errors = own_gradient(similarity, deviations, rest)
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-12)
-    assert np.square(errors).sum() / 2 == pytest.approx(float(loss.detach()))
 
 
 def test_the_fresh_model_predicts_mean_and_users_mean_deviation(node):

@@ -225,31 +225,6 @@ def test_settings_that_do_not_fit_are_refused():
         DpSgdConfig.model_validate({"mode": "paper", "clip": "user"})
 
 
-@pytest.mark.slow
-def test_a_run_goes_through_and_almost_no_noise_learns(run_tiny):
-    step = (
-        "step={name='dpsgd', private-parameters=['user.*'], clip-norm=1.0, examples=50,"
-        " learning-rate=1.0"
-    )
-    same = (
-        "dataset.users=80",
-        "dataset.mean-interactions=12",
-        *MF,
-        "sampler.cohort=20",
-        "rounds=30",
-    )
-    more = (
-        "strategy={name='fed-adam', server-lr=0.05}",
-        "evaluation.every=0",
-        "evaluation.final-users=80",
-    )
-    enough = f"{step}, budgets='equal', epsilon=1e6, delta=0.1}}"
-    trained = run_tiny(*same, enough, *more, output="trained")
-    fresh = run_tiny(*same, enough, *more, "rounds=1", "strategy.server-lr=1e-9", output="fresh")
-    assert trained.metrics["ndcg@5"] > 1.2 * fresh.metrics["ndcg@5"]
-    assert (trained.folder / "epsilons.csv").exists()
-
-
 # Algorithm 3 of DP-VAE: gradients of single examples, the clip, the noise, and the upload.
 
 VAE = ("model={name='vae', hidden=6, latent=3}", "evaluation.fine-tune={epochs=0}")
@@ -406,30 +381,6 @@ def test_users_drawn_no_more_often_than_planned_stay_within_the_budget(vae_node)
         assert epsilon == pytest.approx(step.config.requested(client), rel=1e-6)
 
 
-@pytest.mark.slow
-def test_a_run_goes_through_and_almost_no_noise_learns_of_dpvae_step(run_tiny):
-    settings = (
-        "step={name='dpvae', budgets='equal', clip-norm=1.0, delta=0.1, epsilon=1e6}",
-        "rounds=40",
-    )
-    same = (
-        "dataset.users=160",
-        "dataset.mean-interactions=12",
-        "split={name='ratio'}",
-        "sampler.cohort=20",
-    )
-    more = (
-        "strategy={name='fed-adam', server-lr=0.03}",
-        "evaluation.every=0",
-        "evaluation.final-users=80",
-    )
-    trained = run_tiny(*VAE, *settings, *same, *more, output="trained")
-    fresh = run_tiny(
-        *VAE, *settings, *same, *more, "rounds=1", "strategy.server-lr=1e-9", output="fresh"
-    )
-    assert trained.metrics["ndcg@5"] > 1.3 * fresh.metrics["ndcg@5"]
-
-
 # Training of the variational autoencoder on clients: gradients by autograd on the whole cohort, and
 # a run.
 
@@ -513,20 +464,27 @@ def test_evaluation_gives_the_model_what_each_client_knows_and_no_more(node):
     assert not torch.allclose(client_scorer(made, tuned, parameters, 1)(clients), scores)
 
 
+DPVAE = "step={name='dpvae', budgets='equal', clip-norm=1.0, delta=0.1, epsilon=1e6}"
+DPSGD = (
+    "step={name='dpsgd', private-parameters=['user.*'], clip-norm=1.0, examples=50,"
+    " learning-rate=1.0, budgets='equal', epsilon=1e6, delta=0.1}"
+)
+LEARNING = {
+    "dpsgd": ((*MF, DPSGD, "strategy.server-lr=0.05", "rounds=30"), 1.2),
+    "dpvae": ((*VAE, DPVAE, "dataset.users=160", "split={name='ratio'}"), 1.3),
+    "vae": ((*VAE_STEP_VAE, "split={name='ratio', stream='dataset'}"), 1.3),
+}
+
+
 @pytest.mark.slow
-def test_training_with_adam_on_the_server_ranks_better_than_fresh_parameters(run_tiny):
-    settings = (
-        *VAE_STEP_VAE,
-        "strategy={name='fed-adam', server-lr=0.03}",
-        "dataset.users=80",
-        "dataset.mean-interactions=12",
-    )
-    same = (
-        "split={name='ratio', stream='dataset'}",
-        "evaluation.final-users=80",
-        "sampler.cohort=20",
-        "evaluation.every=0",
-    )
-    fresh = run_tiny(*settings, *same, "rounds=1", "strategy.server-lr=1e-9", output="fresh")
-    trained = run_tiny(*settings, *same, "rounds=40", output="trained")
-    assert trained.metrics["ndcg@5"] > 1.3 * fresh.metrics["ndcg@5"]
+@pytest.mark.parametrize("system", LEARNING)
+def test_training_with_adam_on_the_server_ranks_better_than_fresh_parameters(run_tiny, system):
+    """Under next to no noise, or none."""
+    settings, factor = LEARNING[system]
+    data = ("dataset.users=80", "dataset.mean-interactions=12", "sampler.cohort=20", "rounds=40")
+    adam = "strategy={name='fed-adam', server-lr=0.03}"
+    same = (*data, adam, *settings, "evaluation.every=0", "evaluation.final-users=80")
+    trained = run_tiny(*same, output="trained")
+    fresh = run_tiny(*same, "rounds=1", "strategy.server-lr=1e-9", output="fresh")
+    assert trained.metrics["ndcg@5"] > factor * fresh.metrics["ndcg@5"]
+    assert (trained.folder / "epsilons.csv").exists() == (system != "vae")

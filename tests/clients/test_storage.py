@@ -141,21 +141,6 @@ def pages(state):
         return connection.execute("PRAGMA page_size").fetchone()[0]
 
 
-def test_a_new_file_has_large_pages_and_one_with_others_is_still_used(tmp_path):
-    new = PrivateState(tmp_path / "new.sqlite")
-    put(new, 1, 1, 2.0)
-    assert pages(new) == 65536
-    old = PrivateState(tmp_path / "old.sqlite")
-    with closing(sqlite3.connect(old.file)) as connection:
-        connection.execute("PRAGMA page_size = 4096")
-        connection.execute(PrivateState.opening[-1])
-        connection.commit()
-    put(old, 1, 1, 2.0)
-    put(old, 1, 2, 3.0)
-    assert (got(old, 1, 2), got(old, 1, 3)) == (2.0, 3.0)
-    assert pages(old) == 4096
-
-
 # Session secrets outlive a process, each step is taken once, and secrets of finished sessions are
 # deleted.
 

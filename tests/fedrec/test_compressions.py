@@ -64,8 +64,8 @@ def test_huge_and_tiny_numbers_round():
 def test_no_bits_are_lost_with_32():
     for change in (table(), table().values, table().values[0]):
         found = decoded(made(Rounding, bits=32), change)
-        wanted = dense_change(change, np.zeros(0))
-        assert np.array_equal(dense_change(found, np.zeros(0)), wanted)
+        wanted = dense_change(change)
+        assert np.array_equal(dense_change(found), wanted)
     sent = made(Rounding, bits=32).encode(table(), generator())
     assert network_bytes(sent) == 5 * 16 * 4 + 5 * 2  # rows of a table of 300 fit two bytes
 

@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.nn.layers import (
-    SGD,
-    Adam,
-    AdamW,
-    all_rows,
-    gather_rows,
-    recurrent_states,
-    single_output,
-)
+from fedrec.nn.layers import Adam, AdamW, all_rows, gather_rows, recurrent_states, single_output
 from fedrec.training.results import add_to_rows, rows_at
 
 # The optimisers take PyTorch's steps and leave its compiler out.
@@ -25,8 +17,8 @@ from fedrec.training.results import add_to_rows, rows_at
 WITHOUT_COMPILER = """
 import sys
 import torch
-from fedrec.nn.layers import SGD, Adam, AdamW
-for made in (SGD, Adam, AdamW):
+from fedrec.nn.layers import Adam, AdamW
+for made in (Adam, AdamW):
     value = torch.ones(3, requires_grad=True)
     optimiser = made([value], lr=0.1)
     optimiser.zero_grad()
@@ -45,7 +37,6 @@ def test_the_compiler_is_not_imported():
 @pytest.mark.parametrize(
     ("ours", "theirs", "settings"),
     [
-        (SGD, torch.optim.SGD, {"weight_decay": 0.1}),
         (Adam, torch.optim.Adam, {"fused": True}),
         (Adam, torch.optim.Adam, {}),
         (AdamW, torch.optim.AdamW, {"weight_decay": 0.1}),

@@ -193,7 +193,7 @@ def test_another_component_drops_the_settings_of_the_one_before():
     engine = load({**LEAST, "engine": {"name": "ray", "path": "blocks"}}, ["engine.name=serial"])
     assert engine.engine.path == "blocks"
     source = {**LEAST, "strategy": {"name": "reptile", "server-lr": 0.5}}
-    assert load(source, ["strategy.name=fedavg"]).strategy.options == {"weighting": "examples"}
+    assert load(source, ["strategy.name=fedavg"]).strategy.options == {}
     other = load(source, [f"strategy.name='{ADAM}'", "strategy.eta=0.2"])
     assert other.strategy.options == {"eta": 0.2}
     assert load(source, ["strategy.name=reptile"]).strategy.options["server-lr"] == 0.5

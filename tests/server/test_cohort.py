@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 from fedrec.errors import ClientError, EngineError, RunError
 from fedrec.protocol.messages import Presence, pack_presence
 from server.checkpoint import Checkpoints, State
-from server.nodes import Roster, _balanced, call_roster
+from server.nodes import Roster, call_roster
 from server.samplers import (
     FixedSizeConfig,
     FixedSizeSampler,
@@ -153,15 +153,6 @@ def test_nodes_that_may_train_each_others_clients_share_the_work():
     }
     assert groups == {17: [0, 1], 450: [2, 4]}
     assert list(roster.for_training(NOBODY)) == []
-
-
-@pytest.mark.usefixtures("identity")
-def test_work_is_shared_evenly_and_no_client_is_lost():
-    work = np.random.default_rng(0).lognormal(4.5, 1.0, 200).astype(int) + 1
-    shares = _balanced(work, 3)
-    assert sorted(np.concatenate(shares).tolist()) == list(range(200))
-    loads = [work[share].sum() for share in shares]
-    assert max(loads) < 1.15 * min(loads)
 
 
 @pytest.mark.usefixtures("identity")

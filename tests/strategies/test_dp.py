@@ -31,7 +31,6 @@ from fedrec.protocol.messages import TrainSum, pack_sum, unpack_sum
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible
 from simulations.engines.grid import identify_server
-from strategies.sums import FedAvg, FedAvgConfig
 
 pytestmark = pytest.mark.usefixtures("identity")
 NOBODY = dict.fromkeys(range(CLIENTS))
@@ -138,9 +137,9 @@ def table(value: float, names=tuple(SHAPES)):
     return {name: np.full(SHAPES[name], value, np.float32) for name in names}
 
 
-def rows(places, value=1.0, drift=0.0, kind=np.int64, shape=SHAPES["item.id"]):
+def rows(places, value=1.0, kind=np.int64, shape=SHAPES["item.id"]):
     values = np.full((len(places), shape[1]), value, np.float32)
-    return {**table(1.0), "item.id": SparseUpdate(shape, np.array(places, kind), values, drift)}
+    return {**table(1.0), "item.id": SparseUpdate(shape, np.array(places, kind), values)}
 
 
 @pytest.mark.parametrize("nodes", [CLIENTS, 3], ids=["phones", "nodes of four"])
@@ -154,12 +153,10 @@ def test_a_node_moves_the_sum_by_no_more_than_its_clients_may(nodes, value):
 
 
 def test_a_node_that_names_rows_is_bounded_too():
-    for drift in (0.0, 1e30):
-        federation = Federation(noise_multiplier=0.0)
-        federation.parts.start["item.id"][:] = 0.01
-        message, *_ = federation.configured()
-        released = federation.applied([lying(message, rows([3, 5], 1e20, drift))])
-        assert norm(released) == pytest.approx(CLIP, rel=1e-3)
+    federation = Federation(noise_multiplier=0.0)
+    message, *_ = federation.configured()
+    released = federation.applied([lying(message, rows([3, 5], 1e20))])
+    assert norm(released) == pytest.approx(CLIP, rel=1e-3)
 
 
 @pytest.mark.parametrize("nodes", [CLIENTS, 3], ids=["phones", "nodes of four"])
@@ -247,8 +244,6 @@ def others_alone():
         {**table(1.0), "layer.bias": np.array(["1"] * 8)},
         {**table(1.0), "layer.bias": np.ones(8, np.complex64)},
         rows([3, 5], np.nan),
-        rows([3, 5], drift=math.nan),
-        rows([3, 5], drift=math.inf),
         rows([5, 3]),
         rows([3, 3]),
         rows([-1, 3]),
@@ -337,9 +332,7 @@ def test_without_noise_only_the_rows_that_clients_touched_are_released():
             [value.numpy().astype(np.float64).ravel() for value in one.delta.values()]
         )
         expected += min(1.0, CLIP / np.linalg.norm(whole)) * one.delta["item.id"].numpy()
-    np.testing.assert_allclose(
-        table.dense(federation.theta["item.id"]), expected, rtol=1e-6, atol=1e-6
-    )
+    np.testing.assert_allclose(table.dense(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_distributed_shares_add_up_to_the_central_noise():
@@ -371,17 +364,3 @@ def test_clients_that_claim_to_be_more_do_not_reduce_the_noise():
     one, *_ = federation.configured()
     released = federation.applied([lying(one, table(0.0), clients=10**6)])
     assert_std(flat(released), 2 * CLIP * math.sqrt((CLIENTS - 1) / CLIENTS))
-
-
-# --- other strategies
-# ----------------------------------------------------------------------------------------------
-
-
-def test_fedavg_over_clients_divides_by_the_fixed_number():
-    class Uniform(FedAvg):
-        def __init__(self, config, cohorts, step):
-            super().__init__(FedAvgConfig(weighting="uniform"), cohorts, step)
-
-    parts = dp_checks.Parts(strategy=Uniform)
-    for check in (dp_checks.noise_has_the_accounted_scale, dp_checks.denominator_is_fixed):
-        check(parts)

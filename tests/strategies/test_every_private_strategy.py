@@ -35,7 +35,6 @@ STAGE = "stage-one={rounds=1, step={name='sgd', epochs=1}}"
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "reptile": (*SGD, "strategy={name='reptile'}", ALONE),
     "reptile, local noise": (*SGD, "strategy={name='reptile'}", f"{ALONE}, placement='local'"),
-    "fedavg": (*SGD, "strategy={name='fedavg', weighting='uniform'}", ALONE),
     "fed-adam": (*SGD, "strategy={name='fed-adam'}", ALONE),
     "two-stage": (*SGD, f"strategy={{name='two-stage', {STAGE}}}", ALONE),
     "fcf": (f"{IALS}}}", ALS, "strategy={name='fcf'}", ALONE),
@@ -84,7 +83,7 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
         f"clip-norm=0.02, parameters=['similarity*'], {MEANS}",
     ),
 }
-REFUSED = {"fedgnn", "gpfedrec", "metamf"} | {
+REFUSED = {"fedavg", "fedgnn", "gpfedrec", "metamf"} | {
     "bulyan",
     "krum",
     "median",
@@ -92,8 +91,8 @@ REFUSED = {"fedgnn", "gpfedrec", "metamf"} | {
     "trimmed-mean",
     "union",
 }
-"""Strategies that send messages of their own to each client, or take each client's update, which
-`[privacy]` refuses."""
+"""Strategies that weigh clients by their data, send messages of their own to each client, or take
+each client's update, which `[privacy]` refuses."""
 
 
 class LastUserIsTested(Split):

@@ -121,7 +121,7 @@ def test_a_block_of_users_sends_what_each_would_alone(table, moments):
         found.add_to({name: total}, shares)
         table = parameters[name].numpy()
         wanted = sum(s * one.delta[name].double() for s, one in zip(shares, expected, strict=True))
-        summed_up = dense_change(total.change(table), table)
+        summed_up = dense_change(total.change(table))
         np.testing.assert_allclose(summed_up, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -19,9 +19,9 @@ from fedrec.protocol.updates import ClientArrays, ItemRequests, SparseUpdate
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
 from server.nodes import Roster
-from strategies.base import Aggregate, CohortStrategy
+from strategies.base import Aggregate
 from strategies.robust import ChoiceConfig, _ClientChanges, _mean_distances, _outlying
-from strategies.sums import FedAvg, Reptile, ReptileConfig
+from strategies.sums import FedAvg, Reptile
 from tests.runs import assert_same_run, parameters_in, resumed
 
 CLIENTS = 15
@@ -210,23 +210,6 @@ STAGES = (
 )
 
 
-class Counting(CohortStrategy):
-    """Moves by the mean update times the number of its rounds, which is its state."""
-
-    Config = ReptileConfig
-    rounds = 0
-
-    def apply(self, theta, aggregate):
-        self.rounds += 1
-        return aggregate.added_to(theta, self.rounds / aggregate.clients)
-
-    def state(self):
-        return {"rounds": np.array(self.rounds)}
-
-    def restore(self, state):
-        self.rounds = int(state["rounds"])
-
-
 @pytest.fixture
 def made(load_tiny):
     """The strategy of the tiny experiment (18 clients on two nodes), created as by the server."""
@@ -311,7 +294,7 @@ def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_the
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_run_broken_off_in_either_stage_is_resumed_as_if_unbroken(run_tiny, after):
-    inner = f"{{name='{__name__}:Counting'}}"
+    inner = "{name='fed-adam'}"
     overrides = [
         "rounds=4",
         STAGES,

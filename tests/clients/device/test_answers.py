@@ -372,10 +372,10 @@ def test_clients_whose_training_diverges_send_their_noise_alone(load_tiny, path,
         zeros.add_block([client], as_block(start, [Update({})]))
     assert answer.clients == 24
     noise = zeros.sum()
-    for name, start in theta.items():
-        assert np.isfinite(dense_change(answer.total[name], start)).all()
+    for name in theta:
+        assert np.isfinite(dense_change(answer.total[name])).all()
     # nobody's update of that row is finite
-    found, expected = (dense_change(one.total[table], theta[table])[3] for one in (answer, noise))
+    found, expected = (dense_change(one.total[table])[3] for one in (answer, noise))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -443,7 +443,7 @@ def test_a_client_that_diverges_in_a_masked_sum_counts_as_zero_on_a_real_node(
     masked = TrainOrder(1, node.training, "uniform", secure=MaskOrder(b"", b"", b""))
     answer = train_clients(node, theta, masked)
     assert answer.clients == answer.weight == len(node.training) and "diverged" in caplog.text
-    assert all(np.isfinite(dense_change(answer.total[n], theta[n])).all() for n in theta)
+    assert all(np.isfinite(dense_change(answer.total[n])).all() for n in theta)
 
 
 def test_a_block_that_fails_is_not_trained_again_on_a_real_node(real_node, monkeypatch):
@@ -460,7 +460,7 @@ def test_a_block_that_fails_is_not_trained_again_on_a_real_node(real_node, monke
     protection = Protection(0.5, 2, tuple(theta))
     answer = train_clients(node, theta, TrainOrder(1, clients, "uniform", protection=protection))
     assert blocks == [1, 1, 1, 1] and answer.clients == 4
-    assert not any(dense_change(answer.total[n], v).any() for n, v in theta.items())
+    assert not any(dense_change(answer.total[n]).any() for n, v in theta.items())
 
 
 @pytest.mark.parametrize("path", ["auto", "reference"])
@@ -478,7 +478,7 @@ def test_a_client_that_fails_in_a_step_with_own_noise_sends_the_noise_alone(
     assert (every.clients, every.examples, one.clients, one.examples) == (4, 4, 1, 1)
     config = node.step(node.experiment.step).config
     std = config.noise_multiplier(0) * config.clip_norm * config.learning_rate
-    noise = np.concatenate([dense_change(one.total[n], v).ravel() for n, v in theta.items()])
+    noise = np.concatenate([dense_change(one.total[n]).ravel() for n, v in theta.items()])
     assert 0.8 * std < noise.std() < 1.2 * std
 
 

@@ -166,8 +166,8 @@ def assert_same_sums(nodes, arrays, order):
     """Two nodes reply alike; returns by how much the parameters moved."""
     one, other = (train_clients(node, arrays, order) for node in nodes)
     moved = 0.0
-    for name, start in arrays.items():
-        mine, theirs = (dense_change(sums.total[name], start) for sums in (one, other))
+    for name in arrays:
+        mine, theirs = (dense_change(sums.total[name]) for sums in (one, other))
         np.testing.assert_array_equal(mine, theirs)
         moved += float(np.abs(mine).sum())
     assert (one.examples, one.loss) == (other.examples, other.loss)

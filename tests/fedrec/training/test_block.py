@@ -28,15 +28,19 @@ def test_items_are_numbered_as_numpy_does(catalogue, order):
     references = random.integers(catalogue, size=(steps.sum(), 12))
     real = random.random(references.shape) < 0.7
     real[-2:] = False  # the last client has padding alone
-    table, counts, places = _numbered(references.copy(order), real.copy(order), steps)
     ends = steps.cumsum()
-    for client, (start, end) in enumerate(zip(ends - steps, ends, strict=True)):
-        own = references[start:end][real[start:end]]
+    given = [
+        (references[start:end].copy(order), real[start:end].copy(order))
+        for start, end in zip(ends - steps, ends, strict=True)
+    ]
+    table, counts, places = _numbered(given)
+    for client, (items, there) in enumerate(given):
+        own = items[there]
         wanted, number = np.unique(own, return_inverse=True)
         assert np.array_equal(table[client, : counts[client]], wanted)
         assert not table[client, counts[client] :].any()
-        assert np.array_equal(places[start:end][real[start:end]], number)
-    assert not places[~real].any()
+        assert np.array_equal(places[client][there], number)
+        assert not places[client][~there].any()
 
 
 def test_weights_are_one_over_the_size_of_a_batch_and_begins_are_steps():

@@ -51,11 +51,7 @@ def initial(message, context):
 
 
 def _dense(value):
-    return (
-        value
-        if isinstance(value, np.ndarray)
-        else value.dense(np.zeros(value.shape)).astype(np.float32)
-    )
+    return value if isinstance(value, np.ndarray) else value.dense().astype(np.float32)
 
 
 @app.train()
