@@ -315,8 +315,7 @@ class SimilarityConfig(ScaleConfig):
     """Settings of systems that learn similarities."""
 
     start: Start = "constant"
-    """Initial similarities; `constant` and `uniform` do not depend on the ratings, `cosine` and
-    `pearson` are computed from them."""
+    """Initial similarities: `constant`, 1, or `uniform`, drawn from (0, 1)."""
     regularisation: float = Field(default=0.005, ge=0)
     """Regularisation lambda, in every step."""
     neighbours: int | None = Field(default=None, ge=1)
@@ -363,7 +362,7 @@ class LearnedSimilarities(RatingBaseline):
         random = stream(self.config.seed, f"baseline-{self.name}")
         profiles = self.selected(profiles_of(ratings), random)
         self._means = neighbourhood.item_means(profiles)
-        start = neighbourhood.initial_similarity(self.config.start, profiles, random)
+        start = neighbourhood.initial_similarity(self.config.start, ratings.num_items, random)
         self.similarity = self.learned(start, profiles, random)
         check_divergence(self.similarity)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,7 +21,6 @@ from fedrec.models.base import HistoryForm, HistoryModel, Parameters
 from fedrec.nn.layers import (
     ItemVectors,
     affine,
-    attended,
     catalogue_cross_entropy,
     gather_rows,
     normalised,
@@ -316,14 +315,6 @@ class SasRecConfig(SequenceConfig):
 
     blocks: int = Field(default=2, ge=1)
     """Number of blocks of attention and network."""
-    heads: int = Field(default=1, ge=1)
-    """Number of attention heads, a divisor of `width`."""
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> SasRecConfig:
-        if self.width % self.heads:
-            raise ValueError("width must be divisible by heads")
-        return self
 
 
 class SasRec(SequenceModel):
@@ -360,14 +351,12 @@ class SasRec(SequenceModel):
         values = dropped(inputs + self._places(parameters["place"], counts, inputs))
         for block in range(self.config.blocks):
             name = f"block{block}"
-            joined = affine(
-                parameters, f"{name}.attention", normalised(parameters, f"{name}.norm1", values)
-            )
-            outputs = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
-            values = values + dropped(outputs)
-            inner = affine(
-                parameters, f"{name}.inner", normalised(parameters, f"{name}.norm2", values)
-            )
+            inputs = normalised(parameters, f"{name}.norm1", values)
+            parts = affine(parameters, f"{name}.attention", inputs).chunk(3, -1)
+            means = F.scaled_dot_product_attention(*parts, is_causal=True)
+            values = values + dropped(affine(parameters, f"{name}.output", means))
+            inputs = normalised(parameters, f"{name}.norm2", values)
+            inner = affine(parameters, f"{name}.inner", inputs)
             outputs = affine(parameters, f"{name}.outer", torch.relu(inner))
             values = values + dropped(outputs)
         return normalised(parameters, "norm", values)

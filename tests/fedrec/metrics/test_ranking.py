@@ -17,7 +17,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import Evaluated, Metrics, ranking_metrics
 from fedrec.experiment.schema import EvaluationConfig, load
-from fedrec.metrics.base import Exposure, TargetNdcg, TargetRank, gini
+from fedrec.metrics.base import Exposure, TargetRank, gini
 from fedrec.metrics.ranks import RankedBlock
 
 # Ranking metrics against ir-measures, brute force, and by hand.
@@ -324,7 +324,7 @@ def test_a_user_who_likes_only_what_nobody_likes_has_no_lift():
     assert found["popularity-lift@1"] == pytest.approx(0.25 / 0.5 - 1)
 
 
-# Exposure, NDCG and rank of an adversary's targets, by sorting whole lists.
+# Exposure and rank of an adversary's targets, by sorting whole lists.
 
 SCORES = torch.tensor(
     [[3.0, 1.0, 2.0, 2.0, 0.0], [0.0, 5.0, 1.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]]
@@ -358,7 +358,6 @@ def test_the_places_of_targets_by_sorting(k):
     )
     cases = [
         (Exposure, lambda place, _: float(place <= k)),
-        (TargetNdcg, lambda place, _: 1 / math.log2(place + 1) if place <= k else 0.0),
         (TargetRank, lambda place, length: place / length),
     ]
     for metric, gain in cases:
