@@ -229,7 +229,8 @@ class _ItemFeature:
 
     def __init__(self, feature: Feature) -> None:
         self.name = f"item.{feature.name}"
-        self._feature = feature
+        codes = torch.from_numpy(feature.padded())
+        self._shares = layers.shares_or_codes(codes, len(feature.categories))
 
     def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
         """Mean embeddings of items `int64 [C, B]`, `[C, B, d]`."""
@@ -237,12 +238,6 @@ class _ItemFeature:
             self._shares = self._shares.to(items.device)
         shares = self._shares.index_select(0, items.reshape(-1)).view(*items.shape, -1)
         return layers.mean_rows(parameters[self.name], shares)
-
-    @cached_property
-    def _shares(self) -> Tensor:
-        """The categories of all items, `[items, width]`, see `shares_or_codes`."""
-        codes = torch.from_numpy(self._feature.padded())
-        return layers.shares_or_codes(codes, len(self._feature.categories))
 
 
 # PrivRec's network plus an item-based score: an extension of Wang et al. 2021.

@@ -92,6 +92,7 @@ class SequenceModel(HistoryModel):
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         self.form = HistoryForm(longest=config.longest)
+        self.scale = math.sqrt(config.width)  # of the embeddings that enter
         self._vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
 
     @classmethod
@@ -145,7 +146,7 @@ class SequenceModel(HistoryModel):
         width = max(1, longest)
         table = self._embeddings(parameters)
         embedded = gather_rows(table, histories[..., :width].clamp(min=0))
-        states = self._states(parameters, embedded, counts, _unchanged)
+        states = self.encode(parameters, embedded * self.scale, counts, _unchanged)
         last = (counts - 1).clamp(min=0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
         final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]
         return final @ table.mT
@@ -160,11 +161,6 @@ class SequenceModel(HistoryModel):
             client_params = {name: value[client : client + 1] for name, value in parameters.items()}
             losses.append(self._mean_loss(client_params, sequences, generator))
         return torch.stack(losses)[:, None].expand(histories.shape[:2])
-
-    def _states(
-        self, parameters: Parameters, embedded: Tensor, counts: Tensor, dropped: Dropped
-    ) -> Tensor:
-        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, dropped)
 
     def _mean_loss(
         self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
@@ -226,7 +222,7 @@ def sequence_loss(
     embedded = table[:, None] if compact else gather_rows(table, items.clamp(min=0))
     others, sequence = embedded.split((drawn, items.shape[-1] - drawn), 2)
     dropout = Dropout(model.config.dropout, generators)
-    states = model._states(parameters, sequence[:, :, :-1], counts, dropout)
+    states = model.encode(parameters, sequence[:, :, :-1] * model.scale, counts, dropout)
     real = _weighted(states, counts, weights)
     if model.config.loss == "softmax":
         return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)

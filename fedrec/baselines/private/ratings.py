@@ -97,7 +97,7 @@ class DpsgdMf(RatingBaseline):
         users = ratings.users.astype(np.int64)
         items = ratings.items.astype(np.int64)
         rates = (config.learning_rate, config.regularisation, _MOST_ERROR)
-        unbiased = (np.zeros(ratings.num_users), np.zeros(ratings.num_items), False, True)
+        unbiased = (np.zeros(ratings.num_users), np.zeros(ratings.num_items), False)
         for _ in range(config.epochs):
             noise = self._noise(random, len(left), config.epochs / (1 - config.average_share))
             order = random.permutation(len(left))
