@@ -53,17 +53,6 @@ def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
         torch.testing.assert_close(made.shared[name][0], after[name], atol=1e-4, rtol=0)
 
 
-def test_new_users_are_folded_in_by_their_items(taste):
-    settings = {"epochs": 60, "batch_size": 120, "learning_rate": 0.05, "model": {"name": "mf"}}
-    made = fitted("central", taste.block(0, 30), **settings, unseen_users="fold-in")
-    assert not made.transductive
-    lower, upper = made.scores(taste.block(30, 40)).split(10, dim=1)
-    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
-    assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
-    alone = made.scores(taste.block(35, 36))
-    torch.testing.assert_close(alone, torch.cat([lower, upper], 1)[[5]], atol=1e-4, rtol=1e-4)
-
-
 def test_the_learning_rate_falls_to_its_last_value():
     """Steps of Adam on x: the gradient is 1, and so is the length of a step over its rate."""
     point = torch.zeros(1).requires_grad_()
@@ -172,26 +161,6 @@ def test_the_gradient_is_that_of_automatic_differentiation(liked):
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
-    """A row of zeros, then of each layer the sum over its items by the roots of both degrees; the
-    mean of all."""
-    model = fitted("lightgcn", liked, **SMALL, layers=layers)
-    first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
-    model._settle(first)
-    table, known = others.matrix().double(), liked.matrix().double()
-    scale = known.sum(0).rsqrt().nan_to_num(posinf=0)  # an item without likes contributes nothing
-    arriving = torch.zeros(9, 8, dtype=torch.float64)
-    for layer in range(layers):
-        rows = (
-            dense(liked, layer) * (layer + 1) - (dense(liked, layer - 1) * layer if layer else 0)
-        ) @ first.double()
-        arriving += table @ (rows[80:] * scale[:, None]) / table.sum(1, keepdim=True).sqrt()
-    np.testing.assert_allclose(
-        model.folded_in(others), (arriving / (layers + 1)).numpy(), atol=1e-5
-    )
-
-
 def epoch(liked, draw):
     """Users, liked items and others of an epoch's triples."""
     batches = Triples(liked.csr(), draw, np.random.default_rng(0)).epoch(64)
@@ -212,7 +181,7 @@ def test_an_epoch_has_as_many_triples_as_pairs(draw, liked):
         epoch(histories_of([[0, 1]], 2), draw)
 
 
-# NeuMF and its parts against `cornac`, in limiting cases, and for folded-in users.
+# NeuMF and its parts against `cornac`, and in limiting cases.
 
 
 @pytest.mark.parametrize("name", ["gmf", "mf", "mlp", "neumf"])
@@ -221,7 +190,8 @@ def test_scores_are_the_logits_of_every_pair(name, liked):
     model = fitted(name, liked, epochs=2, learning_rate=0.01)
     with torch.no_grad():
         every = torch.arange(50).expand(80, -1)
-        pairs = model.logits(torch.from_numpy(model.user_rows), every, liked.numbers)
+        rows = torch.from_numpy(model.user_rows)[:, None]
+        pairs = model._joined_logits(rows, model.shared["items"][every])
     torch.testing.assert_close(model.scores(liked), pairs, atol=1e-5, rtol=1e-5)
 
 
@@ -242,7 +212,7 @@ def test_a_batchs_loss_is_cross_entropy(taste):
     model = fitted("neumf", taste, epochs=1, regularisation=0.3)
     rows, items = torch.from_numpy(model.user_rows[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
     their = model.shared["items"][items]
-    logits = model.logits(rows, items, np.arange(2))
+    logits = model._joined_logits(rows[:, None], their)
     labels = torch.tensor([1.0, 0, 0]).expand(2, -1)
     losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
     expected = losses / 2
@@ -250,10 +220,11 @@ def test_a_batchs_loss_is_cross_entropy(taste):
     torch.testing.assert_close(model.batch_loss(rows, items, np.arange(2)), expected)
 
 
-def test_users_without_items_get_the_mean_row(taste):
-    model = fitted("neumf", taste)
-    expected = np.tile(model.user_rows.mean(0), (2, 1))
-    np.testing.assert_allclose(model.folded_in(histories_of([[], []], 20)), expected, rtol=1e-6)
+def test_users_who_did_not_train_have_the_mean_row(taste):
+    model = fitted("neumf", taste.block(0, 30), epochs=1)
+    torch.testing.assert_close(
+        model.rows(taste)[30:], np.tile(model.user_rows.mean(0), (10, 1)), check_stride=False
+    )
 
 
 @pytest.mark.slow

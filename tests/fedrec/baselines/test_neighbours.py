@@ -47,15 +47,9 @@ def test_planted_neighbourhoods_are_found():
     floor = rmse(data, "item-mean")
     assert rmse(data, "pcc") < 0.5 * floor
     steps = {"epochs": 60, "batch": None, "learning_rate": 0.5, "regularisation": 0.0}
-    assert rmse(data, "pnbm", **steps, start="pearson") < 0.5 * floor
+    assert rmse(data, "pnbm", **steps) < 0.5 * floor
     # items of the other group have negative weights
     assert rmse(data, "pcc") < rmse(data, "pcc", positive_only=True)
-
-
-def test_cosine_start_and_no_epochs_is_cosine():
-    data = planted()
-    started = rmse(data, "pnbm", epochs=0, start="cosine")
-    assert started == pytest.approx(rmse(data, "cos"), abs=1e-12)
 
 
 def test_without_noise_and_within_its_bounds_algorithm_one_is_plain_descent():

@@ -250,21 +250,6 @@ def test_lists_of_long_catalogues_are_those_of_sorting(levels):
     assert torch.equal(lists, own.sort(dim=1, descending=True, stable=True).indices[:, :5])
 
 
-@pytest.mark.parametrize("levels", [None, 4])
-def test_a_block_about_other_items_is_a_block_of_these(levels):
-    scores, masks = random_block(5, levels=levels)
-    some = masks["relevant"] & (torch.arange(scores.shape[1]) % 2 == 0)
-    metrics = Metrics("ranking", EvaluationConfig(ks=KS))
-    block = RankedBlock(scores, ks=KS, **masks)
-    metrics.of_block(block)
-    found = metrics.of_block(block.about(some))
-    wanted = metrics.of_block(RankedBlock(scores, ks=KS, **{**masks, "relevant": some}))
-    for name, values in wanted.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
-    with pytest.raises(ValueError, match="to be seen"):
-        block.about(~masks["seen"])
-
-
 def measured(scores, known, liked, popularity, ks, size=100):
     """The metrics of lists, from the sums of blocks of some size."""
     metrics = Metrics("ranking", EvaluationConfig(ks=ks))
