@@ -18,7 +18,7 @@ from fedrec.neighbourhood import (
     predicted,
 )
 
-# Predictions and gradients against autograd, Euler's identity and closed-form limits.
+# Predictions and gradients against autograd and closed-form limits.
 
 ITEMS = 12
 
@@ -58,16 +58,6 @@ def test_gradients_are_those_of_autograd(profiles, similarity, extra):
     examples = Examples(profiles, means)
     found = examples.gradient(similarity, np.arange(len(examples)), Bounds(**extra))
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-11)
-
-
-def test_euler(profiles, similarity):
-    """Predictions do not change with the scale of a row, so similarities are orthogonal to each
-    example's gradient."""
-    examples = Examples(profiles, item_means(profiles))
-    for place in range(len(examples)):
-        gradient = examples.gradient(similarity, np.array([place]), Bounds())
-        assert abs((similarity * gradient).sum()) < 1e-12 * max(1, np.abs(gradient).max())
-        assert np.count_nonzero(gradient.any(axis=1)) <= 1  # one row
 
 
 def test_predictions_and_their_scale(profiles, similarity):

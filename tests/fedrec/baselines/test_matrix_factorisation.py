@@ -2,7 +2,6 @@
 """Factorisations: iALS, BPR, GF-CF, PureSVD, SVD and WARP, and triples."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from fedrec.experiment.schema import load
 from fedrec.rng import stream
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of, made
 
-# Implicit alternating least squares against its normal equations, its loss, and `implicit`.
+# Implicit alternating least squares: its loss is in test_baselines.py.
 
 
 def test_rows_of_all_lengths_and_none():
@@ -35,21 +34,6 @@ def test_rows_of_all_lengths_and_none():
         alone = _solved(histories.block(user, user + 1).csr(), fixed, config)[0]
         torch.testing.assert_close(alone, together[user], rtol=1e-12, atol=1e-14)
     assert not together[[0, 5]].any() and together[[1, 2, 3, 4]].any(1).all()
-
-
-def test_a_sweep_gives_the_factors_of_implicit(liked):
-    """In double precision, from the same item factors, with its c = alpha r."""
-    als = pytest.importorskip("implicit.cpu.als")
-    config = CentralIalsConfig(factors=6, weight=5.0, regularisation=0.2)
-    start = np.random.default_rng(0).normal(size=(50, 6))
-    same = {"factors": 6, "alpha": 5.0, "regularization": 0.2, "iterations": 1}
-    reference = als.AlternatingLeastSquares(**same, use_cg=False, dtype=np.float64, num_threads=1)
-    reference.user_factors, reference.item_factors = np.zeros((80, 6)), start.copy()
-    reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
-    users = _solved(liked.csr(), torch.from_numpy(start), config)
-    items = _solved(liked.csr().T.tocsr(), users, config)
-    np.testing.assert_allclose(users.numpy(), reference.user_factors, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(items.numpy(), reference.item_factors, rtol=0, atol=1e-10)
 
 
 # Items that a user does not like: their ranks, and that all are equally likely.
@@ -96,25 +80,40 @@ def test_a_step_is_the_gradient_of_the_objective(epoch):
         assert np.allclose(table, values.numpy(), atol=1e-5)
 
 
-def test_it_ranks_as_well_as_cornac(planted, monkeypatch):
-    """Recall over five seeds with the same settings; cornac draws pairs with replacement."""
+OF_BPR = {"k": 8, "max_iter": 40, "lambda_reg": 0.01, "use_bias": False, "learning_rate": 0.05}
+OF_NCF = {"num_factors": 8, "num_epochs": 30, "batch_size": 256, "num_neg": 4, "lr": 0.003}
+TOWER = [64, 32, 16, 8]
+NCF = {"factors": 8, "epochs": 30, "batch_size": 256, "learning_rate": 0.003}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "cls", "theirs"),
+    [
+        ("bprmf", {"factors": 8, "epochs": 40, "regularisation": 0.01}, "BPR", OF_BPR),
+        pytest.param("gmf", NCF, "GMF", OF_NCF, marks=pytest.mark.slow),
+        pytest.param(
+            "neumf", NCF | {"tower": TOWER},
+            "NeuMF", OF_NCF | {"layers": TOWER, "act_fn": "relu"}, marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_it_ranks_as_well_as_cornac(name, own, cls, theirs, planted, monkeypatch):
+    """Recall over five seeds with the same settings: of NCF more epochs and larger steps than by
+    default, because the data are small. BPR of cornac draws pairs with replacement."""
     models = pytest.importorskip("cornac.models")
     from cornac.data import Dataset
 
     monkeypatch.setattr("fedrec.baselines.pairwise._BPR_INIT_STD", 0.036)
     users, rated = planted.known.rows().tolist(), planted.known.items.tolist()
     data = Dataset.from_uir([*zip(users, rated, [1.0] * len(rated), strict=True)])
-    order = [[ids[n] for n in range(len(ids))] for ids in (data.uid_map, data.iid_map)]
-    steps = {"learning_rate": 0.05, "lambda_reg": 0.01, "use_bias": False, "num_threads": 1}
-    ours, theirs = [], []
+    items = [data.iid_map[item] for item in range(200)]
+    recalls = []
     for seed in range(5):
-        same = {"factors": 8, "epochs": 40, "regularisation": 0.01, "seed": seed}
-        ours.append(planted.recall(fitted("bprmf", planted.known, **same).scores(planted.known)))
-        model = models.BPR(k=8, max_iter=40, seed=seed, verbose=False, **steps)
-        model.fit(data)
-        scores = model.u_factors[order[0]] @ model.i_factors[order[1]].T
-        theirs.append(planted.recall(torch.from_numpy(scores)))
-    assert planted.agrees(ours, theirs), (ours, theirs)
+        scores = fitted(name, planted.known, **own, seed=seed).scores(planted.known)
+        reference = getattr(models, cls)(**theirs, seed=seed, verbose=False).fit(data)
+        others = np.stack([reference.score(data.uid_map[user])[items] for user in range(600)])
+        recalls.append([planted.recall(table) for table in (scores, torch.from_numpy(others))])
+    assert planted.agrees(*map(list, zip(*recalls, strict=True))), recalls
 
 
 def test_random_hits_are_their_closed_form():
@@ -179,38 +178,6 @@ def test_scores_are_those_of_the_formula(liked, others, factors, low_rated):
 def test_nothing_is_liked():
     model = fitted("puresvd", histories_of([[], [], []], 5), factors=2)
     assert model.scores(histories_of([[3]], 5)).isfinite().all()
-
-
-def test_svd_equals_surprise(monkeypatch):
-    """From the same drawn factors: factors, biases and predictions to 1e-10. Sixty users and forty
-    items; a fifth of the ratings is missing, and the last user has none."""
-    surprise = pytest.importorskip("surprise")
-    import pandas as pd
-
-    random = np.random.default_rng(1)
-    columns = np.nonzero(random.random((60, 40)) < 0.8)
-    values = random.normal(3, 1, len(columns[0]))
-    data = pd.DataFrame(zip(*columns, values, strict=True))
-    scale = float(values.min()), float(values.max())
-    data = surprise.Dataset.load_from_df(data, surprise.Reader(rating_scale=scale))
-    data = data.build_full_trainset()
-    reference = surprise.SVD(n_factors=5, n_epochs=20, random_state=7)
-    reference.fit(data)
-    drawn = np.random.RandomState(7)
-    users, items = drawn.normal(0, 0.1, (60, 5)), drawn.normal(0, 0.1, (40, 5))
-    order = [data.to_inner_iid(item) for item in range(40)]
-    tables = iter([np.vstack([users, users[:1]]), items[order]])
-    given = SimpleNamespace(normal=lambda *_: next(tables))
-    monkeypatch.setattr("fedrec.baselines.ratings.stream", lambda *_: given)
-    model = made("svd", factors=5)
-    ratings = Ratings(61, 40, *columns, values)
-    model.fit_ratings(ratings)
-    np.testing.assert_allclose(model._users[:60], reference.pu, atol=1e-10)
-    np.testing.assert_allclose(model._items, reference.qi[order], atol=1e-10)
-    predicted = model.predict(ratings, np.array([3, 50, 60]), np.array([9, 0, 5]))
-    expected = [reference.predict(3, 9).est, reference.predict(50, 0).est]
-    expected.append(values.mean() + reference.bi[order[5]])
-    np.testing.assert_allclose(predicted, expected, atol=1e-10)
 
 
 def test_svd_by_hand():

@@ -12,14 +12,11 @@ from scipy.stats import kstest
 
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import FeatureTable, Schema, Vectors
-from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.models.priors import _read_glove, _UserPriors, _word_vectors, user_priors
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.models.vae import Vae, VaeConfig
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
-from fedrec.report.inputs import system_inputs
-from tests.runs import assert_close, assert_same_run, resumed
 
 # PrivRec's network against an implementation with `nn.Embedding` and `nn.Linear`, and against
 # equations 1 and 2.
@@ -183,31 +180,6 @@ def test_dense_vectors_enter_by_a_projection():
     spread = torch.linalg.svdvals(unit - unit.mean(0))[:2]
     start = fresh(started)["item.id"]
     torch.testing.assert_close(start.norm(dim=0), spread, rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture
-def covers(tmp_path):
-    """Overrides that give the tiny experiment's items vectors."""
-
-    def overrides(items):
-        np.save(tmp_path / "cover.npy", np.random.default_rng(1).normal(size=(items, 3)))
-        lines = [str(item) for item in range(1, items + 1)]
-        (tmp_path / "cover.txt").write_text("\n".join(lines))
-        return f"dataset.item-vectors=['{tmp_path / 'cover.npy'}']"
-
-    return overrides
-
-
-def test_runs_with_vectors_train_the_projection_and_go_on(run_tiny, load_tiny, covers):
-    items = Population.of(load_tiny()).interactions.num_items
-    vectors = covers(items)
-    whole = run_tiny(vectors, "rounds=3", output="whole")
-    one = run_tiny(vectors, "rounds=3", "engine.path=reference", output="one")
-    assert_close(whole.parameters, one.parameters, atol=1e-4)
-    first = run_tiny(vectors, "rounds=1", output="first").parameters["item.cover"]
-    assert (whole.parameters["item.cover"] != first).all()
-    assert_same_run(resumed(run_tiny, vectors, "rounds=3", after=1), whole)
-    assert system_inputs(whole)["tiny"].item_features[-1] == "cover"
 
 
 WORDS = (("F", "M"), ("artist", "doctor", "none"))
