@@ -91,14 +91,6 @@ def profiles_of(ratings: Ratings) -> Profiles:
     return Profiles(ratings.num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
 
 
-def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) -> np.ndarray:
-    """Mean over each user's ratings of the deviation from the item's mean, `float64 [users]`, with
-    `damping` additional deviations of 0."""
-    centred = known.centred(means)
-    sums = np.bincount(centred.users, centred.values, centred.num_users)
-    return sums / np.maximum(centred.counts + damping, 1e-300)
-
-
 # Similarity of rows and nearest neighbours, shared by `item-knn` and `user-knn`.
 #
 # Of two rows x and y of n numbers, whose sums are s and t:
@@ -406,17 +398,9 @@ class CentralPnbm(LearnedSimilarities):
             for first in range(0, len(order), size):
                 batch = order[first : first + size]
                 gradient = examples.gradient(similarity, batch, Bounds(prior=config.prior))
-                descend(similarity, gradient, config.learning_rate, config.regularisation)
+                similarity *= 1 - config.learning_rate * config.regularisation
+                similarity -= config.learning_rate * gradient
         return similarity
-
-
-def descend(
-    similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
-) -> None:
-    """Take one step on similarities `[items, items]` (equation 4); changes both arrays in place."""
-    similarity *= 1 - rate * regularisation
-    gradient *= rate
-    similarity -= gradient
 
 
 def check_divergence(parameters: np.ndarray) -> None:

@@ -389,12 +389,8 @@ class _CountMetric(ListMetric):
 
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
         """Number of the block's lists of length k that contain each item, `float64 [items]`."""
-
-        def counted() -> Tensor:
-            items = block.lists[:, :k][block.listed[:, :k]]
-            return items.bincount(minlength=block.scores.shape[1]).double()
-
-        return {"lists": block.once(("lists", k), counted)}
+        items = block.lists[:, :k][block.listed[:, :k]]
+        return {"lists": items.bincount(minlength=block.scores.shape[1]).double()}
 
 
 class Coverage(_CountMetric):

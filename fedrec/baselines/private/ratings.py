@@ -15,9 +15,7 @@ from fedrec.baselines.neighbours import (
     ScaleConfig,
     SimilarityConfig,
     check_divergence,
-    descend,
     profiles_of,
-    user_deviations,
 )
 from fedrec.baselines.private.ranking import NoisyReleases
 from fedrec.config import Width
@@ -223,7 +221,9 @@ class DpItemMean(RatingBaseline):
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
-        deviations = user_deviations(profiles_of(known), self._means, self.config.user_damping)
+        centred = profiles_of(known).centred(self._means)
+        sums = np.bincount(centred.users, centred.values, centred.num_users)
+        deviations = sums / np.maximum(centred.counts + self.config.user_damping, 1e-300)
         return self.config.clipped(self._means[items] + deviations[users])
 
     def stated(self) -> Stated | None:
@@ -520,8 +520,8 @@ class DpsgdPnbm(LearnedSimilarities):
                 noise_scale = sensitivity(step, config.spread, config.floor) / epsilon
                 gradient += random.laplace(0.0, noise_scale, gradient.shape)
                 np.fill_diagonal(gradient, 0.0)
-            gradient *= config.rescale
-            descend(similarity, gradient, config.learning_rate, config.regularisation)
+            similarity *= 1 - config.learning_rate * config.regularisation
+            similarity -= config.learning_rate * (config.rescale * gradient)
         return similarity
 
     def stated(self) -> Stated | None:
