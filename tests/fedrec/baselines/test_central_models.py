@@ -100,7 +100,7 @@ def test_users_without_items_neither_train_nor_fail(taste):
     assert models[1].scores(longer).isfinite().all()
 
 
-# LightGCN against the dense formula, automatic differentiation and matrix
+# LightGCN against PyTorch Geometric, the dense formula, automatic differentiation and matrix
 # factorization.
 
 
@@ -124,6 +124,17 @@ def test_propagation_is_the_dense_formula(layers, liked):
     rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
     expected = dense(liked, layers) @ rows.double()
     found = _Graph(liked.csr()).average(rows, layers).double()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_propagation_is_that_of_pytorch_geometric(liked):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    model = geometric.LightGCN(130, 6, 3)
+    users, items = torch.from_numpy(liked.rows()), torch.from_numpy(liked.items) + 80
+    edges = torch.cat([torch.stack([users, items]), torch.stack([items, users])], 1)
+    with torch.no_grad():
+        expected = model.get_embedding(edges)
+        found = _Graph(liked.csr()).average(model.embedding.weight, 3)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 

@@ -21,7 +21,7 @@ from fedrec.experiment.schema import load
 from fedrec.rng import stream
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of, made
 
-# Implicit alternating least squares: its loss is in test_baselines.py.
+# Implicit alternating least squares against its normal equations and `implicit`.
 
 
 def test_rows_of_all_lengths_and_none():
@@ -34,6 +34,21 @@ def test_rows_of_all_lengths_and_none():
         alone = _solved(histories.block(user, user + 1).csr(), fixed, config)[0]
         torch.testing.assert_close(alone, together[user], rtol=1e-12, atol=1e-14)
     assert not together[[0, 5]].any() and together[[1, 2, 3, 4]].any(1).all()
+
+
+def test_a_sweep_gives_the_factors_of_implicit(liked):
+    """In double precision, from the same item factors, with its c = alpha r."""
+    als = pytest.importorskip("implicit.cpu.als")
+    config = CentralIalsConfig(factors=6, weight=5.0, regularisation=0.2)
+    start = np.random.default_rng(0).normal(size=(50, 6))
+    same = {"factors": 6, "alpha": 5.0, "regularization": 0.2, "iterations": 1}
+    reference = als.AlternatingLeastSquares(**same, use_cg=False, dtype=np.float64, num_threads=1)
+    reference.user_factors, reference.item_factors = np.zeros((80, 6)), start.copy()
+    reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
+    users = _solved(liked.csr(), torch.from_numpy(start), config)
+    items = _solved(liked.csr().T.tocsr(), users, config)
+    np.testing.assert_allclose(users.numpy(), reference.user_factors, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(items.numpy(), reference.item_factors, rtol=0, atol=1e-10)
 
 
 # Items that a user does not like: their ranks, and that all are equally likely.

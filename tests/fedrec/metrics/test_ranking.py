@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, ScoredDoc, Success, nDCG
+from sklearn.metrics import ndcg_score
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
@@ -75,6 +76,21 @@ def test_whole_lists_agree_with_ir_measures(seed):
             for k in KS:
                 expected = pytest.approx(theirs[str(u), str(measure @ k)], abs=1e-9)
                 assert ours[f"{name}@{k}"][u].item() == expected, (name, k, u)
+
+
+@pytest.mark.parametrize("levels", [None, 6])
+def test_ndcg_agrees_with_scikit_learn(levels):
+    """It gives tied items their mean gain, which is what they have in expectation."""
+    scores, masks = random_block(0, levels=levels)
+    ours = ranking_metrics(scores, **masks, ks=KS)
+    for u in range(len(scores)):
+        listed = ~masks["known"][u]
+        relevant = masks["relevant"][u, listed].numpy()[None]
+        for k in KS:
+            expected = math.nan  # theirs is 0 for a user without a held-out item
+            if relevant.any():
+                expected = ndcg_score(relevant, scores[u, listed].numpy()[None], k=k)
+            assert ours[f"ndcg@{k}"][u].item() == pytest.approx(expected, nan_ok=True), (u, k)
 
 
 @pytest.mark.parametrize("seed", range(5))
