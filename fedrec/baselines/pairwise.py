@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systems trained on pairs of a liked and another item: LightGCN, BPR-MF and WARP."""
 
+import zlib
 from functools import partial
 from typing import Literal
 
@@ -13,14 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories, Sparse
-from fedrec.baselines.training import (
-    SeededConfig,
-    TrainingConfig,
-    Triples,
-    UserRowsBaseline,
-    own_seed,
-    train,
-)
+from fedrec.baselines.training import SeededConfig, TrainingConfig, Triples, UserRowsBaseline, train
 from fedrec.config import Width
 from fedrec.data.interactions import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
@@ -372,7 +366,9 @@ class Warp(UserRowsBaseline):
         alone = sparse.csr_array(np.ones((1, 1), np.float32))
         for user in range(histories.num_users):
             liked = histories.block(user, user + 1)
-            random = stream(own_seed(liked.items), "fold-in")
+            # a seed that does not depend on the other users of a block
+            seed = zlib.crc32(np.sort(liked.items).astype(np.int64).tobytes())
+            random = stream(seed, "fold-in")
             row = rows[user : user + 1]
             self._descend(liked.csr(), alone, row, random, learn_items=False)
         return rows

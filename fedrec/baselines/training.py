@@ -3,7 +3,6 @@
 parameters per user, and centrally trained versions of federated models."""
 
 import itertools
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -224,12 +223,6 @@ class UserRowsBaseline(Baseline):
         """Rows of users who were not in training, `float32 [users, width]` or broadcastable to it,
         each computed from its own items only; the mean of all rows by default."""
         return self.user_rows.mean(0)
-
-
-def own_seed(items: np.ndarray) -> int:
-    """Seed from a user's items `int64 [n]` only, so that it does not depend on the other users of a
-    block."""
-    return zlib.crc32(np.sort(items).astype(np.int64).tobytes())
 
 
 # Systems with a row of parameters per user, trained on examples: items and their labels.

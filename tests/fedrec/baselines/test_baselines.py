@@ -209,7 +209,6 @@ SYSTEMS = {
     "vae": {"epochs": 3},
     "ae": {"epochs": 3},
     "lightgcn": {"epochs": 3, "precision": "bfloat16", **FOLD_IN},
-    "privrec": {"rounds": 2, "users": 4, "epochs": 2},
     "dp-gram": {"items": 20},
     "dp-gram, ease": {"model": "ease", "items": 20},
     "dp-als": {"items": 20},
