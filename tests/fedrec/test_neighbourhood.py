@@ -72,14 +72,6 @@ def test_predictions_and_their_scale(profiles, similarity):
     np.testing.assert_allclose(predicted(scaled, profiles, means, users, items), found, atol=1e-12)
 
 
-def test_without_known_raters_the_result_is_the_item_mean(profiles, similarity):
-    means = item_means(profiles)
-    nobody = profiles_of(Ratings(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0)))
-    zero = np.zeros(1, np.int64)
-    for prior in (0.0, 1.0):
-        assert predicted(similarity, nobody, means, zero, zero, prior=prior) == means[0]
-
-
 def test_bounds_act_example_by_example(profiles, similarity):
     """Against the formulas of algorithm 1, example by example."""
     means = item_means(profiles)

@@ -19,7 +19,6 @@ from fedrec.data.splits.rules import Partition
 from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.central import CentralEvaluation, evaluate_baselines, make_baseline
 from fedrec.experiment.schema import EvaluationConfig, load
-from fedrec.nn.layers import Adam
 from simulations.contracts.base import SMALL
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of
 from tests.second_device import DEVICE, SecondDevice
@@ -110,41 +109,6 @@ def test_private_popularity_clips_each_user():
     expected[[1, 2]] += 1.0
     assert model.scores(histories_of([[]], 12))[0].numpy() == pytest.approx(expected, abs=6 * wide)
     assert wide < 0.25
-
-
-@pytest.fixture
-def threads_of_steps(monkeypatch):
-    """The numbers of PyTorch's threads, of two, that Adam's steps find."""
-    taken = []
-    step = Adam.step
-
-    def counted(*given):
-        taken.append(torch.get_num_threads())
-        return step(*given)
-
-    monkeypatch.setattr(Adam, "step", counted)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield taken
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "many", "threads"),
-    [
-        ("vae", {"epochs": 1}, 1e9, 1),
-        ("vae", {"epochs": 1}, 10_000, 2),
-        ("central", {"epochs": 1}, 1e9, 1),
-        ("dp-svd", {"steps": 2, "noise": False}, 1e9, 1),
-    ],
-)
-def test_only_long_gradient_steps_take_all_threads(
-    threads_of_steps, monkeypatch, liked, others, name, options, many, threads
-):
-    """In short ones they would wait for each other; all are there again afterwards."""
-    monkeypatch.setattr("fedrec.baselines.training._MANY", many)
-    fitted(name, liked, **options).scores(others)
-    assert set(threads_of_steps) == {threads} and torch.get_num_threads() == 2
 
 
 # Systems that are trained find the half of the items that each of two groups of users likes.
@@ -341,16 +305,6 @@ def rows(rated) -> np.ndarray:
 def scored(name, histories, low_rated=WEIGHT):
     model = fitted(name, histories, **LOW_RATED_SYSTEMS[name], low_rated=low_rated)
     return model.scores(histories)
-
-
-def test_rows_hold_1_for_liked_items_and_the_weight_for_other_rated_ones(rated, rows):
-    assert set(np.unique(rows)) == {0, np.float32(WEIGHT), 1}
-    found = rated.csr(low_rated=WEIGHT)
-    np.testing.assert_allclose(found.toarray(), rows)
-    assert found.has_sorted_indices
-    np.testing.assert_array_equal(rated.csr().toarray(), rated.matrix().numpy())
-    table = torch.randn(50, 3, dtype=torch.float64)
-    np.testing.assert_allclose(rated.sums(table, WEIGHT).numpy(), rows @ table.numpy(), rtol=1e-6)
 
 
 def test_ease_is_the_closed_form_of_weighted_rows(rated, rows):

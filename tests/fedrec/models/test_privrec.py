@@ -73,17 +73,6 @@ def test_predictions_and_gradients_equal_those_of_plain_modules(
             torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_ranking_loss_is_equation_2(make):
-    logits, labels = torch.tensor([[2.0, -1.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-
-    def entropy(logit, label):
-        probability = 1 / (1 + math.exp(-logit))
-        return -math.log(probability) if label else -math.log(1 - probability)
-
-    expected = [(entropy(2, 1) + entropy(-1, 0)) / 2, (entropy(0, 0) + entropy(0.5, 1)) / 2]
-    assert make().loss(logits, labels).tolist() == pytest.approx(expected, rel=1e-6)
-
-
 def test_shapes_and_names_hold_no_user(make):
     shapes = {name: tuple(value.shape) for name, value in fresh(make()).items()}
     assert shapes == {
