@@ -4,7 +4,7 @@ parameters per user, and centrally trained versions of federated models."""
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
@@ -446,18 +446,6 @@ def _train_histories(
     return dict(zip(drawn, last, strict=True))
 
 
-@torch.no_grad()
-def history_scores(
-    model: HistoryModel,
-    parameters: Mapping[str, Tensor],
-    histories: Histories,
-    device: torch.device,
-) -> Tensor:
-    """Scores of the catalogue for users' histories, `float32 [users, items]`; parameters are
-    `[1, ...]`."""
-    return model.history_scores(parameters, _inputs(model, histories).unsqueeze(0).to(device))[0]
-
-
 def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
     """Inputs of the model: each user's weights of the catalogue, or its last items, `more` in
     addition to the model's length."""
@@ -544,7 +532,8 @@ class Central(_ExamplesBaseline):
     def scores(self, histories: Histories) -> Tensor:
         """Scores of the catalogue, `float32 [users, items]`."""
         if isinstance(self.model, HistoryModel):
-            return history_scores(self.model, self.shared, histories, self.device)
+            inputs = _inputs(self.model, histories).unsqueeze(0).to(self.device)
+            return self.model.history_scores(self.shared, inputs)[0]
         rows = torch.from_numpy(self.rows(histories)).to(self.device)
         shared = {
             name: value.expand(len(rows), *value.shape[1:]) for name, value in self.shared.items()
@@ -643,9 +632,11 @@ class CentralVae(Baseline):
             self.model, histories, self.config, generator, self.device, fused=False
         )
 
+    @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
         """Scores of each user's history, `float32 [users, items]`."""
-        return history_scores(self.model, self.parameters, histories, self.device)
+        inputs = _inputs(self.model, histories).unsqueeze(0).to(self.device)
+        return self.model.history_scores(self.parameters, inputs)[0]
 
 
 # The central denoising autoencoder (Mult-DAE, Liang et al. 2018): `vae` without a distribution of

@@ -135,6 +135,7 @@ class PrivRec(Model):
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. The first layer is applied to the
         user part once per client, not once per item."""
+        rows = items if rows is None else rows
         tables = [parameters[name] for name in self._user_tables]
         user = [
             layers.mean_rows(table, layers.shares_or_codes(codes.unsqueeze(1), table.shape[1]))
@@ -145,17 +146,13 @@ class PrivRec(Model):
             for feature in (*self._item_features, *self._item_vectors)
         ]
         if self.config.item_ids:
-            item.insert(
-                0, layers.gather_rows(parameters["item.id"], items if rows is None else rows)
-            )
+            item.insert(0, layers.gather_rows(parameters["item.id"], rows))
         weights = [parameters[name] for name in self._weights]
         biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
         logits = layers.perceptron(parts, weights, biases, self.config.activation)
         if self.config.item_bias:
-            logits = logits + layers.gather_rows(
-                parameters["item.bias"], items if rows is None else rows
-            ).squeeze(-1)
+            logits = logits + layers.gather_rows(parameters["item.bias"], rows).squeeze(-1)
         return logits
 
     def kernel(self) -> KernelModel | None:
