@@ -348,8 +348,8 @@ class SasRec(SequenceModel):
         for block in range(self.config.blocks):
             name = f"block{block}"
             inputs = normalised(parameters, f"{name}.norm1", values)
-            parts = affine(parameters, f"{name}.attention", inputs).chunk(3, -1)
-            means = F.scaled_dot_product_attention(*parts, is_causal=True)
+            query, key, value = affine(parameters, f"{name}.attention", inputs).chunk(3, -1)
+            means = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             values = values + dropped(affine(parameters, f"{name}.output", means))
             inputs = normalised(parameters, f"{name}.norm2", values)
             inner = affine(parameters, f"{name}.inner", inputs)
