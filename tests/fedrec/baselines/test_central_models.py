@@ -163,6 +163,14 @@ def test_the_gradient_is_that_of_automatic_differentiation(liked):
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
 
 
+def test_scores_are_products_of_averaged_rows(liked, monkeypatch):
+    first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr("fedrec.baselines.pairwise.train", lambda *_, **__: [first])
+    averaged = dense(liked, 2) @ first.double()
+    found = fitted("lightgcn", liked, factors=8, layers=2).scores(liked).double()
+    torch.testing.assert_close(found, averaged[:80] @ averaged[80:].T, atol=1e-4, rtol=1e-4)
+
+
 def epoch(liked, draw):
     """Users, liked items and others of an epoch's triples."""
     batches = Triples(liked.csr(), draw, np.random.default_rng(0)).epoch(64)
