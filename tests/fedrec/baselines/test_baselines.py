@@ -31,11 +31,6 @@ def dataset(users, items, ratings=None) -> Interactions:
     return Interactions("hand", np.array(users), np.array(items), *ids, *tables, ratings)
 
 
-def test_popularity_counts():
-    model = fitted("popularity", histories_of([[0, 1], [1], []], 4))
-    assert model.scores(histories_of([[], [0]], 4)).tolist() == [[1, 2, 0, 0]] * 2
-
-
 def test_repeat_puts_own_count_first_and_popularity_second():
     model = fitted("repeat", histories_of([[0, 1, 1], [1]], 4))
     scores = model.scores(histories_of([[2, 2, 0], []], 4))

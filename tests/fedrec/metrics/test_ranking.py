@@ -172,20 +172,6 @@ def test_against_sorting(seed, users, items, levels, k):
         assert got[f"hits@{k}"][u].item() == pytest.approx(np.mean(chances), abs=1e-12)
 
 
-def test_metrics_do_not_depend_on_the_block_or_on_monotone_changes():
-    scores, masks = random_block(3)
-    whole = ranking_metrics(scores, **masks, ks=KS)
-    shifted = ranking_metrics((scores * 3 - 7).exp(), **masks, ks=KS)
-    halves = [
-        ranking_metrics(scores[part], **{name: mask[part] for name, mask in masks.items()}, ks=KS)
-        for part in (slice(0, 5), slice(5, 12))
-    ]
-    for name, values in whole.items():
-        together = np.concatenate([half[name] for half in halves])
-        assert np.array_equal(values, together, equal_nan=True)
-        assert np.array_equal(values, shifted[name], equal_nan=True)
-
-
 def test_weights_count_a_positive_several_times():
     scores, masks = block([5, 1, 3], [1, 1, 0], [0, 0, 0], [1, 1, 0])
     assert single(scores, masks, ks=(1,), weights=torch.tensor([[3, 1, 0]]))["hits@1"] == 0.75
