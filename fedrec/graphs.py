@@ -5,7 +5,6 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -100,7 +99,7 @@ class ThirdParty:
         known = np.isin(asking, senders)
         rows = np.searchsorted(senders, np.where(known, asking, senders[0]))
         asked, slot = np.nonzero((state["tokens"][rows] != NOTHING) & known[:, None])
-        others = _Holders.of(state["tokens"]).after(rows[asked], slot, self.neighbours)
+        others = _others(state["tokens"], rows[asked], slot, self.neighbours)
         present = others != NOTHING
         pairs, number = np.nonzero(present)
         embeddings[asked[pairs], slot[pairs], number] = state["embeddings"][others[present]]
@@ -125,43 +124,31 @@ class ThirdParty:
         self._embeddings = {sender: state["embeddings"][n] for n, sender in enumerate(senders)}
 
 
-class _Holders(NamedTuple):
-    """Senders of each token.
+def _others(sent: np.ndarray, senders: np.ndarray, slots: np.ndarray, most: int) -> np.ndarray:
+    """Find up to `most` other senders of each of some tokens, the following ones first.
 
-    Attributes:
-        senders: `int64 [pairs]`, rows of senders, by token and then ascending.
-        ranks: `int64 [senders, slots]`, rank of each pair of sender and slot among them.
-        starts: `int64 [pairs]`, where the pairs of the same token begin.
-        sizes: `int64 [pairs]`, how many they are.
+    Args:
+        sent: tokens `int64 [senders, slots]`, `NOTHING` where a slot is empty.
+        senders: `int64 [asked]`, the row of each token in question.
+        slots: `int64 [asked]`, its column.
+        most: largest number of others.
+
+    Returns:
+        Their rows, `int64 [asked, most]`; `NOTHING` for none.
     """
-
-    senders: np.ndarray
-    ranks: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
-
-    @classmethod
-    def of(cls, sent: np.ndarray) -> Self:
-        """Group the tokens `int64 [senders, slots]`, `NOTHING` where a slot is empty."""
-        rows, slots = np.nonzero(sent != NOTHING)
-        order = np.argsort(sent[rows, slots], kind="stable")
-        rows = rows[order]
-        slots = slots[order]
-        ranks = np.full(sent.shape, NOTHING)
-        ranks[rows, slots] = np.arange(len(order))
-        starts = np.flatnonzero(np.diff(sent[rows, slots], prepend=NOTHING))
-        sizes = np.diff(starts, append=len(order))
-        return cls(rows, ranks, starts.repeat(sizes), sizes.repeat(sizes))
-
-    def after(self, rows: np.ndarray, slots: np.ndarray, most: int) -> np.ndarray:
-        """Rows of up to `most` other senders of the same token for pairs of sender and slot
-        `int64 [asked]`, the following senders first, `int64 [asked, most]`; `NOTHING` for none."""
-        ranks = self.ranks[rows, slots]
-        starts = self.starts[ranks][:, None]
-        sizes = self.sizes[ranks][:, None]
-        steps = np.arange(1, most + 1)
-        others = self.senders[starts + (ranks[:, None] - starts + steps) % sizes]
-        return np.where(steps < sizes, others, NOTHING)
+    rows, columns = np.nonzero(sent != NOTHING)
+    order = np.argsort(sent[rows, columns], kind="stable")  # by token, then ascending
+    rows = rows[order]
+    columns = columns[order]
+    ranks = np.full(sent.shape, NOTHING)
+    ranks[rows, columns] = np.arange(len(order))
+    starts = np.flatnonzero(np.diff(sent[rows, columns], prepend=NOTHING))
+    sizes = np.diff(starts, append=len(order))
+    asked = ranks[senders, slots][:, None]
+    start, size = (part.repeat(sizes)[asked] for part in (starts, sizes))
+    steps = np.arange(1, most + 1)
+    others = rows[start + (asked - start + steps) % size]
+    return np.where(steps < size, others, NOTHING)
 
 
 # Products of, and sums over, rows of users' embeddings in compiled code. The rows are ordered by

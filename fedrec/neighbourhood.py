@@ -493,20 +493,15 @@ def own_gradient(
 
 # Initial similarities. The paper states that the initialisation matters, but does not specify it.
 
-Start = Literal["constant", "uniform", "cosine", "pearson"]
-FROM_DATA = ("cosine", "pearson")
-"""Initialisations that are computed from ratings without noise."""
+Start = Literal["constant", "uniform"]
 
 
-def initial_similarity(start: Start, profiles: Profiles, random: np.random.Generator) -> np.ndarray:
-    """Initial similarities `float64 [items, items]`, zero on the diagonal.
+def initial_similarity(start: Start, size: int, random: np.random.Generator) -> np.ndarray:
+    """Initial similarities `float64 [size, size]` of items, zero on the diagonal.
 
     `constant`: 1 everywhere, which predicts an item's mean plus the mean of the user's deviations.
-    `uniform`: drawn from (0, 1). `cosine` and `pearson`: of the ratings, over co-raters.
+    `uniform`: drawn from (0, 1).
     """
-    size = profiles.num_items
-    if start in FROM_DATA:
-        return cosine(profiles) if start == "cosine" else pearson(profiles)
     similarity = np.ones((size, size)) if start == "constant" else random.random((size, size))
     np.fill_diagonal(similarity, 0.0)
     return similarity

@@ -44,10 +44,12 @@ OF_OWN_DATA = {
     "Experiment": "early_stopping",
     "MeansStartConfig": "scale",
     "MlflowConfig": "experiment tracking_uri",
+    "PnbmConfig": "scale",
     "Policy": "least_noise most_epsilon most_evaluations most_rounds plugins reply_interval",
-    "PriorsConfig": "sha256 source words",
+    "PriorsConfig": "features noise sha256 source words",
     "RatingSumsConfig": "scale",
     "ReaderConfig": "item_vectors items_without_vector path verify",
+    "ScaleConfig": "scale",
     "TableConfig": "header item item_features item_texts rating "
     "separator time time_format user user_categories user_features",
     "TensorBoardConfig": "folder",
@@ -58,66 +60,58 @@ OF_OWN_DATA = {
 TUNED = {
     "AdversaryConfig": "targets",
     "AttributeConfig": "folds",
+    "BiasedMfConfig": "factors",
     "ChoiceConfig": "malicious",
     "DataSettings": "split_seed",
     "DevicesConfig": "example_seconds megabyte_seconds",
+    "DpAlsConfig": "regularisation",
+    "DpFoldInConfig": "factors",
+    "DpGramConfig": "regularisation",
+    "DpItemMeanConfig": "delta user_damping",
+    "DpMfConfig": "factors learning_rate regularisation",
     "DpSgdConfig": "private_rate",
+    "DpsgdMfConfig": "factors regularisation",
+    "DpsgdPnbmConfig": "minimum_ratings",
+    "DpSvdConfig": "user_regularisation",
+    "FedgnnConfig": "embedding",
     "FedgnnStepConfig": "clip_norm",
     "FedgnnStrategyConfig": "history neighbours",
+    "FoldInConfig": "factors",
+    "GfCfConfig": "factors",
     "GlobalTimeConfig": "test",
+    "GpfedrecConfig": "embedding hidden",
     "GpfedrecStepConfig": "pull user_rate",
     "GradientConfig": "proximal_mu",
+    "Gru4RecConfig": "layers",
+    "IalsConfig": "spread",
+    "ItemEmbeddingConfig": "embedding",
     "KfoldConfig": "folds",
+    "LightgcnConfig": "factors layers",
     "LiraConfig": "shadows",
     "MamlConfig": "learning_rate",
+    "MetaMfConfig": "embedding hidden user",
+    "NeumfConfig": "tower",
     "NightlyConfig": "hours spread start",
     "NoisyCooccurrenceConfig": "delta",
     "PersonalNoise": "budget_seed",
     "PnbmStepConfig": "learning_rate",
     "PoissonConfig": "cohort",
     "PrivacyConfig": "max_dropouts placement",
+    "PrivateConfig": "delta seed",
     "PrivateParameters": "private_std",
     "RatioConfig": "test validation",
+    "RecencyConfig": "decay",
     "SampledListsConfig": "items",
+    "SasRecConfig": "blocks",
     "SequenceConfig": "width",
     "SessionConfig": "hidden lambda_im",
+    "SvdConfig": "factors regularisation",
     "TopKConfig": "bits",
     "TransitionsStrategyConfig": "factors",
     "TrimmedMeanConfig": "cut",
     "UserHoldoutConfig": "test_users",
-    "VaeStepConfig": "learning_rate",
-}
-# set by nobody yet; to be taken away
-SET_BY_NOBODY = {
-    "BiasedMfConfig": "factors",
-    "DpAlsConfig": "regularisation",
-    "DpFoldInConfig": "factors",
-    "DpGramConfig": "regularisation",
-    "DpItemMeanConfig": "delta user_damping",
-    "DpMfConfig": "factors learning_rate regularisation",
-    "DpsgdMfConfig": "factors regularisation",
-    "DpsgdPnbmConfig": "minimum_ratings",
-    "DpSvdConfig": "user_regularisation",
-    "FedgnnConfig": "embedding",
-    "FedrapConfig": "embedding",
-    "FoldInConfig": "factors",
-    "GfCfConfig": "factors",
-    "GpfedrecConfig": "embedding hidden",
-    "Gru4RecConfig": "layers",
-    "IalsConfig": "spread",
-    "LightgcnConfig": "factors layers",
-    "MetaMfConfig": "embedding hidden user",
-    "MfConfig": "init_std",
-    "NeumfConfig": "init_std layers tower",
-    "PfedrecConfig": "embedding",
-    "PnbmConfig": "scale start",
-    "PriorsConfig": "features noise",
-    "PrivateConfig": "delta seed",
-    "RecencyConfig": "decay",
-    "SasRecConfig": "blocks heads",
-    "ScaleConfig": "scale",
-    "SvdConfig": "factors regularisation",
     "VaeConfig": "dropout",
+    "VaeStepConfig": "learning_rate",
 }
 
 
@@ -313,14 +307,12 @@ def full_names(fields: Mapping[str, str]) -> set[str]:
 
 
 def test_every_setting_is_used():
-    idle = sorted(unused(names()) - full_names(SET_BY_NOBODY))
+    idle = sorted(unused(names()))
     assert not idle, f"set by nobody: {', '.join(idle)}; use them in an experiment, or remove them"
 
 
 def test_the_lists_only_shrink():
     """A setting that something sets, and one that is gone, leave the list."""
-    done = sorted(full_names(SET_BY_NOBODY) - unused(names()))
-    assert not done, f"take away from SET_BY_NOBODY: {', '.join(done)}"
     gone = sorted(
         (full_names(OF_OWN_DATA) | full_names(TUNED)) - {str(setting) for setting in names()}
     )

@@ -108,10 +108,9 @@ class _Shared:
             return {}, math.nan
         deviations = ratings - self._means[items]
         means = self._means[items[inside]]
-        start = self._config.start
         low, high = (bound - means for bound in self._config.scale)
-        weight = start * (~inside).sum()
-        total = start * deviations[~inside].sum()
+        weight = float((~inside).sum())
+        total = deviations[~inside].sum()
         rest = Rest(self._config.prior, weight, total, low, high)
         cells = rows
         if self._config.rank is None:
@@ -145,7 +144,7 @@ class _Shared:
             return {"similarity": gradient}, errors
         left = learned["similarity.left"]
         right = learned["similarity.right"]
-        gradient, errors = own_gradient(self._config.start + left @ right.T, deviations, rest)
+        gradient, errors = own_gradient(1 + left @ right.T, deviations, rest)
         to_left = -rate * (gradient @ right)
         to_right = -rate * (gradient.T @ left)
         return {"similarity.left": to_left, "similarity.right": to_right}, errors

@@ -15,12 +15,13 @@ from pydantic import Field
 from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedrec.baselines.base import Baseline, Histories, Sparse, TooLarge
 from fedrec.config import Config, Width
 from fedrec.data.interactions import FeatureNames, LowRatedConfig, RecencyConfig, recent_weights
 from fedrec.rng import stream, torch_stream
-from fedrec.sums.fold_in import MapConfig, content_columns, content_names, mapped, similarities
+from fedrec.sums.fold_in import MapConfig, content_columns, content_names, mapped
 from fedrec.sums.products import item_weights, multipliers, transition_sums
 
 # Items in random order, the weakest baseline.
@@ -445,7 +446,8 @@ class ContentKnn(Baseline):
         """
         _check_size(histories.num_items)
         columns = content_columns(histories.schema().item_features, categories=False)
-        self._similarities = similarities(columns.numpy(), self.config.power)
+        rows = F.normalize(columns.double()).float()
+        self._similarities = (rows @ rows.T).clamp_(min=0).pow_(self.config.power).numpy()
 
     def scores(self, histories: Histories) -> Tensor:
         """Sums of the similarities of each user's items, `float32 [users, items]`."""

@@ -91,14 +91,6 @@ def profiles_of(ratings: Ratings) -> Profiles:
     return Profiles(ratings.num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
 
 
-def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) -> np.ndarray:
-    """Mean over each user's ratings of the deviation from the item's mean, `float64 [users]`, with
-    `damping` additional deviations of 0."""
-    centred = known.centred(means)
-    sums = np.bincount(centred.users, centred.values, centred.num_users)
-    return sums / np.maximum(centred.counts + damping, 1e-300)
-
-
 # Similarity of rows and nearest neighbours, shared by `item-knn` and `user-knn`.
 #
 # Of two rows x and y of n numbers, whose sums are s and t:
@@ -315,8 +307,7 @@ class SimilarityConfig(ScaleConfig):
     """Settings of systems that learn similarities."""
 
     start: Start = "constant"
-    """Initial similarities; `constant` and `uniform` do not depend on the ratings, `cosine` and
-    `pearson` are computed from them."""
+    """Initial similarities: `constant`, 1, or `uniform`, drawn from (0, 1)."""
     regularisation: float = Field(default=0.005, ge=0)
     """Regularisation lambda, in every step."""
     neighbours: int | None = Field(default=None, ge=1)
@@ -363,7 +354,7 @@ class LearnedSimilarities(RatingBaseline):
         random = stream(self.config.seed, f"baseline-{self.name}")
         profiles = self.selected(profiles_of(ratings), random)
         self._means = neighbourhood.item_means(profiles)
-        start = neighbourhood.initial_similarity(self.config.start, profiles, random)
+        start = neighbourhood.initial_similarity(self.config.start, ratings.num_items, random)
         self.similarity = self.learned(start, profiles, random)
         check_divergence(self.similarity)
 
@@ -407,17 +398,9 @@ class CentralPnbm(LearnedSimilarities):
             for first in range(0, len(order), size):
                 batch = order[first : first + size]
                 gradient = examples.gradient(similarity, batch, Bounds(prior=config.prior))
-                descend(similarity, gradient, config.learning_rate, config.regularisation)
+                similarity *= 1 - config.learning_rate * config.regularisation
+                similarity -= config.learning_rate * gradient
         return similarity
-
-
-def descend(
-    similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
-) -> None:
-    """Take one step on similarities `[items, items]` (equation 4); changes both arrays in place."""
-    similarity *= 1 - rate * regularisation
-    gradient *= rate
-    similarity -= gradient
 
 
 def check_divergence(parameters: np.ndarray) -> None:

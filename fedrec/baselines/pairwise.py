@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systems trained on pairs of a liked and another item: LightGCN, BPR-MF and WARP."""
 
+import zlib
 from functools import partial
 from typing import Literal
 
@@ -13,14 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories, Sparse
-from fedrec.baselines.training import (
-    TrainingConfig,
-    Triples,
-    UserRowsBaseline,
-    UserRowsConfig,
-    own_seed,
-    train,
-)
+from fedrec.baselines.training import SeededConfig, TrainingConfig, Triples, UserRowsBaseline, train
 from fedrec.config import Width
 from fedrec.data.interactions import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
@@ -43,16 +37,13 @@ from fedrec.sums.fold_in import memberships
 # respect to E: one more propagation of a matrix that is zero outside the batch, without automatic
 # differentiation.
 #
-# A new user is folded in with a row of zeros in E^(0): its embedding is propagated from its items
-# over K layers.
-#
 # Where this differs from the paper: no known difference with the default settings. Like the
 # authors' code, and unlike their text, it draws users uniformly, and then one of the user's items.
 # Two settings for large graphs are not in the paper: `precision = "bfloat16"` propagates rows of
 # half the size, and `final-rate` decreases the learning rate, so that fewer large batches suffice.
 
 
-class LightgcnConfig(UserRowsConfig, TrainingConfig):
+class LightgcnConfig(TrainingConfig):
     """Settings of LightGCN."""
 
     factors: Width = 64
@@ -103,31 +94,18 @@ class Lightgcn(UserRowsBaseline):
             rows = torch.from_numpy(np.stack([drawn, liked + users, other + users]))
             first.grad = self._gradient(first, rows.to(self.device))
 
-        trained = train(
+        layers = train(
             [first], config, lambda _: triples.epoch(config.batch_size), backward, steps=steps
         )
-        self._settle(trained[0])
+        for _ in range(config.layers):
+            layers.append(self._graph.propagate(layers[-1]))
+        averaged = torch.stack(layers).mean(0)
+        self.user_rows = averaged[:users].cpu().numpy()
+        self._items = averaged[users:]
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the averaged rows, `float32 [users, items]`."""
         return torch.from_numpy(self.rows(histories)).to(self.device) @ self._items.T
-
-    def folded_in(self, histories: Histories) -> np.ndarray:
-        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
-        own items only."""
-        liked = histories.csr()
-        degrees = np.diff(liked.indptr)[:, None]
-        return (liked @ self._arriving) / np.sqrt(np.maximum(degrees, 1)).astype(np.float32)
-
-    def _settle(self, first: Tensor) -> None:
-        """Store the averaged rows and the contribution of each item to a user who is folded in."""
-        layers = self._graph.layers(first, self.config.layers)
-        users = self.fitted.num_users
-        averaged = torch.stack(layers).mean(0)
-        self.user_rows = averaged[:users].cpu().numpy()
-        self._items = averaged[users:]
-        passed_on = (torch.stack(layers).sum(0) - layers[-1]) / (self.config.layers + 1)
-        self._arriving = (passed_on * self._graph.scale[:, None])[users:].cpu().numpy()
 
     def _gradient(self, first: Tensor, rows: Tensor) -> Tensor:
         """Gradient of the mean loss of a batch of triples `int64 [3, batch]` with respect to
@@ -153,10 +131,6 @@ class _Graph:
         liked: binary `[users, items]`.
         precision: type of the rows that `average` propagates.
         device: device of the graph.
-
-    Attributes:
-        scale: `float32 [users + items]`, one over the square root of the degree; 0 where there is
-            none.
     """
 
     def __init__(
@@ -169,7 +143,6 @@ class _Graph:
         degrees = np.diff(both.indptr)
         scale = np.where(degrees > 0, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)
         weights = scale[np.repeat(np.arange(len(degrees)), degrees)] * scale[both.indices]
-        self.scale = torch.from_numpy(scale).to(device)
         self._precision = precision
         full = torch.from_numpy(weights).to(device)
         self._weights = {full.dtype: full, precision: full.to(precision)}
@@ -189,13 +162,6 @@ class _Graph:
             per_sample_weights=self._weights[rows.dtype],
             include_last_offset=True,
         )
-
-    def layers(self, rows: Tensor, number: int) -> list[Tensor]:
-        """Embeddings E^(0), which is given, to E^(number), each `[users + items, width]`."""
-        layers = [rows]
-        for _ in range(number):
-            layers.append(self.propagate(layers[-1]))
-        return layers
 
     def average(self, rows: Tensor, number: int) -> Tensor:
         """Multiply P by a matrix `[users + items, width]`: the mean of E^(0) to E^(number),
@@ -218,14 +184,13 @@ class _Graph:
 #
 # Where this differs from the papers: Rendle et al. draw triples with replacement, here each epoch
 # visits every positive once in random order. UPC-SDG's experiments use LightGCN's code (Adam,
-# batches of 2,048). A user who is folded in gets the gradient of the objective at p_u = 0: the sum
-# of its items' factors, each minus the mean of all.
+# batches of 2,048).
 
 
 _BPR_INIT_STD = 0.1  # of the factors
 
 
-class BprmfConfig(UserRowsConfig):
+class BprmfConfig(SeededConfig):
     """Settings of BPR-MF; the defaults were chosen on validation rows of Amazon Office."""
 
     factors: Width = 64
@@ -273,13 +238,6 @@ class Bprmf(UserRowsBaseline):
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores `p_u . q_i`, `float32 [users, items]`."""
         return torch.from_numpy(self.rows(histories) @ self.items.T)
-
-    def folded_in(self, histories: Histories) -> np.ndarray:
-        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
-        own items only."""
-        rows = np.zeros((histories.num_users, self.config.factors), dtype=np.float32)
-        np.add.at(rows, histories.rows(), self.items[histories.items] - self.items.mean(axis=0))
-        return rows
 
 
 @partial(compiled, flags={"fastmath": True})
@@ -334,7 +292,7 @@ def _epoch(user_rows, item_rows, users, liked, others, rate, penalty):
 # which LightFM switches off by default.
 
 
-class WarpConfig(UserRowsConfig):
+class WarpConfig(SeededConfig):
     """Settings of LightFM with WARP."""
 
     factors: Width = 10
@@ -346,6 +304,9 @@ class WarpConfig(UserRowsConfig):
     max_sampled: int = Field(default=10, ge=1)
     """Largest number of items sampled for a liked one; with more, steps are slower and the rank is
     more exact."""
+    unseen_users: Literal["transductive", "fold-in"] = "transductive"
+    """Treatment of evaluated users who are not training users: also trained on (`transductive`), or
+    folded in afterwards (`fold-in`)."""
     features: tuple[str, ...] = ()
     """Names of side features of users and items that are added to their ids; none: ids only."""
 
@@ -357,6 +318,10 @@ class Warp(UserRowsBaseline):
     Config = WarpConfig
     paper = "Kula 2015; Weston et al. 2011"
     config: WarpConfig
+
+    def __init__(self, config: WarpConfig) -> None:
+        super().__init__(config)
+        self.transductive = config.unseen_users == "transductive"
 
     @classmethod
     def features_used(cls, config: WarpConfig, known: FeatureNames) -> FeatureNames:
@@ -394,15 +359,16 @@ class Warp(UserRowsBaseline):
         """Scores of the catalogue, `float32 [users, items]`."""
         return torch.from_numpy(self.rows(histories) @ self._items + self._biases)
 
-    def folded_in(self, histories: Histories) -> np.ndarray:
-        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
-        own items only."""
+    def rows_of_new(self, histories: Histories) -> np.ndarray:
+        """Rows `float32 [users, width]`, see `UserRowsBaseline`, by the steps of training."""
         codes = self._parts(histories)[0][:, histories.num_users :]
         rows = np.asarray(codes @ self._features, dtype=np.float32)
         alone = sparse.csr_array(np.ones((1, 1), np.float32))
         for user in range(histories.num_users):
             liked = histories.block(user, user + 1)
-            random = stream(own_seed(liked.items), "fold-in")
+            # a seed that does not depend on the other users of a block
+            seed = zlib.crc32(np.sort(liked.items).astype(np.int64).tobytes())
+            random = stream(seed, "fold-in")
             row = rows[user : user + 1]
             self._descend(liked.csr(), alone, row, random, learn_items=False)
         return rows

@@ -20,8 +20,7 @@ from fedrec.sums.products import descend_factors
 # the data, the same in every epoch: with the error e, b += rate (e - lambda b) and p += rate (e q -
 # lambda p), and likewise for the item. Order and defaults are those of Surprise.
 #
-# For a new user, bias and factors start at zero and are found by the same steps on its known
-# ratings, with the items fixed. Predictions are clipped to the range of the training ratings.
+# Predictions are clipped to the range of the training ratings.
 
 _INIT_STD = 0.1  # of the factors, as in Surprise
 _EPOCHS = 20  # over the ratings, likewise
@@ -50,9 +49,10 @@ class Svd(RatingBaseline):
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Train from fresh factors."""
-        random = stream(self.config.seed, "baseline-svd")
+        config = self.config
+        random = stream(config.seed, "baseline-svd")
         self._users, self._items = (
-            random.normal(0, _INIT_STD, (number, self.config.factors))
+            random.normal(0, _INIT_STD, (number, config.factors))
             for number in (ratings.num_users, ratings.num_items)
         )
         values = ratings.values if len(ratings.values) else np.zeros(1)
@@ -60,36 +60,21 @@ class Svd(RatingBaseline):
         self._range = (float(values.min()), float(values.max()))
         self._user_biases = np.zeros(ratings.num_users)
         self._item_biases = np.zeros(ratings.num_items)
-        self._trained = np.bincount(ratings.users, minlength=ratings.num_users) > 0
-        self._descend(ratings, self._users, self._user_biases, learn_items=True)
+        rates = (config.learning_rate, config.regularisation, np.inf)
+        order = np.argsort(ratings.users, kind="stable")
+        columns = (ratings.users, ratings.items, ratings.values - self._mean, np.zeros(len(order)))
+        biases = (self._user_biases, self._item_biases, True)
+        for _ in range(_EPOCHS):
+            descend_factors(*columns, order, self._users, self._items, *rates, *biases)
+        self._users[np.bincount(ratings.users, minlength=ratings.num_users) == 0] = 0.0
         self._items[np.bincount(ratings.items, minlength=ratings.num_items) == 0] = 0.0
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`. Training users keep their fitted factors, new users
-        are folded in."""
-        factors = np.where(self._trained[:, None], self._users, 0.0)
-        biases = np.where(self._trained, self._user_biases, 0.0)
-        new = ~self._trained[known.users]
-        fresh = Ratings(
-            known.num_users, known.num_items, known.users[new], known.items[new], known.values[new]
-        )
-        self._descend(fresh, factors, biases, learn_items=False)
-        product = np.einsum("nk,nk->n", factors[users], self._items[items])
-        return (self._mean + biases[users] + self._item_biases[items] + product).clip(*self._range)
-
-    def _descend(
-        self, ratings: Ratings, users: np.ndarray, user_biases: np.ndarray, *, learn_items: bool
-    ) -> None:
-        """Run all epochs; factors and biases of users, and of items if they learn, change in
-        place."""
-        config = self.config
-        rates = (config.learning_rate, config.regularisation, np.inf)
-        order = np.argsort(ratings.users, kind="stable")
-        noise = np.zeros(len(order))
-        columns = (ratings.users, ratings.items, ratings.values - self._mean, noise, order)
-        biases = (user_biases, self._item_biases, True, learn_items)
-        for _ in range(_EPOCHS):
-            descend_factors(*columns, users, self._items, *rates, *biases)
+        """Predicted ratings, `float64 [rows]`; without factors and bias of users who had no
+        training ratings. The known ratings are not used."""
+        product = np.einsum("nk,nk->n", self._users[users], self._items[items])
+        biased = self._mean + self._user_biases[users] + self._item_biases[items]
+        return (biased + product).clip(*self._range)
 
 
 # Biased matrix factorization by alternating least squares (Koren, Bell and Volinsky 2009, equations

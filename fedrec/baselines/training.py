@@ -3,9 +3,8 @@
 parameters per user, and centrally trained versions of federated models."""
 
 import itertools
-import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
@@ -32,14 +31,14 @@ from fedrec.nn.layers import Adam, glorot
 from fedrec.rng import stream, torch_stream
 
 
-class _SeededConfig(Config):
+class SeededConfig(Config):
     """Setting of all systems with random draws."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of all random draws."""
 
 
-class TrainingConfig(Config):
+class TrainingConfig(SeededConfig):
     """Settings of all systems that are trained by gradient descent on batches."""
 
     epochs: int = Field(default=10, ge=1)
@@ -195,20 +194,8 @@ def _ranked_others(offsets, liked, users, ranks):
     return items
 
 
-# Shared code of systems with a row of parameters per user: the treatment of users who were not
-# training users.
-#
-# `transductive`: evaluated users are in training, with their known items. `fold-in`: they are not;
-# when they are scored, their row is computed from their known items with all other parameters
-# fixed. A transductive system also folds in users that it does not know.
-
-
-class UserRowsConfig(_SeededConfig):
-    """Settings of all systems with a row per user."""
-
-    unseen_users: Literal["transductive", "fold-in"] = "transductive"
-    """Treatment of evaluated users who are not training users: also trained on (`transductive`), or
-    folded in afterwards (`fold-in`)."""
+# Shared code of systems with a row of parameters per user. They are transductive: evaluated users
+# are in training, too, with their known items.
 
 
 class UserRowsBaseline(Baseline):
@@ -219,50 +206,35 @@ class UserRowsBaseline(Baseline):
         user_rows: `float32 [users, width]`, a row for each user of `fitted`.
     """
 
-    config: UserRowsConfig
+    transductive = True
     fitted: Histories
     user_rows: np.ndarray
 
-    def __init__(self, config: UserRowsConfig) -> None:
-        super().__init__(config)
-        self.transductive = config.unseen_users == "transductive"
-
     def rows(self, histories: Histories) -> np.ndarray:
-        """Rows of users, fitted or folded in, `float32 [users, width]`."""
+        """Rows of users, `float32 [users, width]`."""
         positions = self.fitted.positions(histories)
         rows = self.user_rows[positions]
         unseen = np.flatnonzero(positions < 0)
         if len(unseen):
-            rows[unseen] = self.folded_in(histories.take(unseen))
+            rows[unseen] = self.rows_of_new(histories.take(unseen))
         return rows
 
-    @abstractmethod
-    def folded_in(self, histories: Histories) -> np.ndarray:
-        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
-        own items only."""
-
-
-def own_seed(items: np.ndarray) -> int:
-    """Seed from a user's items `int64 [n]` only, so that it does not depend on the other users of a
-    block."""
-    return zlib.crc32(np.sort(items).astype(np.int64).tobytes())
+    def rows_of_new(self, histories: Histories) -> np.ndarray:
+        """Rows of users who were not in training, `float32 [users, width]` or broadcastable to it,
+        each computed from its own items only; the mean of all rows by default."""
+        return self.user_rows.mean(0)
 
 
 # Systems with a row of parameters per user, trained on examples: items and their labels.
 #
 # Of likes, each liked pair comes with a number of items that the user does not like, drawn again in
-# each epoch. A new user is folded in by gradient descent on its own row, which starts from the mean
-# of all users, on its liked items and as many drawn items as in training; all other parameters are
-# fixed.
+# each epoch.
 
 NEGATIVES = 4
 """Items that a user does not like, drawn for each liked one in an epoch."""
-FOLD_IN_STEPS = 60
-"""Steps of Adam on the row of a user who is folded in."""
-_FOLD_IN_RATE = 0.02  # of these steps
 
 
-class _ExamplesConfig(UserRowsConfig, TrainingConfig):
+class _ExamplesConfig(TrainingConfig):
     """Settings of systems trained on examples."""
 
     regularisation: float = Field(default=0.0, ge=0)
@@ -280,18 +252,10 @@ class _ExamplesBaseline(UserRowsBaseline):
     shared: dict[str, Tensor]
 
     @abstractmethod
-    def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Predictions `[n, B]` for items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
-        are user numbers in the dataset, `int64 [n]`, -1 if unknown."""
-
-    @abstractmethod
     def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
         """Mean loss over a batch's liked pairs, plus the penalty; rows `[n, width]`, items `int64
-        [n, B]`, the liked one of a row first, users `int64 [n]`."""
-
-    def losses(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sum of the losses of examples, `[n, B]` each: the cross-entropy of logits."""
-        return F.binary_cross_entropy_with_logits(predictions, labels, weights, reduction="sum")
+        [n, B]`, the liked one of a row first; `users` are user numbers in the dataset, `int64 [n]`,
+        -1 if unknown."""
 
     def train_pairs(self, users: Tensor, random: np.random.Generator) -> None:
         """Train on the liked pairs of `fitted`, from the shared parameters and the users' rows
@@ -313,51 +277,6 @@ class _ExamplesBaseline(UserRowsBaseline):
         )
         self.shared = dict(zip(self.shared, shared, strict=True))
         self.user_rows = rows.cpu().numpy()
-
-    @torch.enable_grad()
-    @one_thread()
-    def folded_in(self, histories: Histories) -> np.ndarray:
-        """Rows of users who were not in training, `float32 [users, width]`, fitted by Adam on each
-        user's own items only. Users without items get the mean row."""
-        users = histories.num_users
-        start = torch.from_numpy(self.user_rows.mean(0)).expand(users, -1).contiguous()
-        items, labels, weights = self._user_examples(histories)
-        if not weights.any():
-            return start.numpy()
-        rows = start.to(self.device).requires_grad_()
-        arrays = items, labels, weights, weights.any(1)
-        steps, targets, shares, trained = (
-            torch.from_numpy(array).to(self.device) for array in arrays
-        )
-        adam = Adam([rows], lr=_FOLD_IN_RATE)
-        for step in steps:
-            losses = self.losses(self.logits(rows, step, histories.numbers), targets, shares)
-            (losses + self.config.regularisation * rows[trained].square().sum()).backward()
-            adam.step()
-            adam.zero_grad()
-        return rows.detach().cpu().numpy()
-
-    def _user_examples(self, histories: Histories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw the items of each fold-in step, `int64 [steps, users, examples]`, their labels and
-        weights `float32 [users, examples]`, 0 for padding."""
-        liked = histories.csr()
-        counts = np.diff(liked.indptr)
-        longest = counts.max(initial=0)
-        shape = (histories.num_users, longest * (1 + NEGATIVES))
-        items = np.zeros((FOLD_IN_STEPS, *shape), np.int64)
-        labels = np.zeros(shape, np.float32)
-        weights = np.zeros(shape, np.float32)
-        labels[:, :longest] = 1.0
-        for user in np.flatnonzero((counts > 0) & (counts < histories.num_items)):
-            row = liked[[user]]
-            number = counts[user]
-            drawn = number * NEGATIVES
-            triples = Triples(row, "pairs", stream(own_seed(row.indices), "fold-in"))
-            others = triples.others(np.zeros(FOLD_IN_STEPS * drawn, np.int64))
-            items[:, user, :number] = row.indices
-            items[:, user, longest : longest + drawn] = others.reshape(-1, drawn)
-            weights[user, :number] = weights[user, longest : longest + drawn] = 1 / number
-        return items, labels, weights
 
 
 # NeuMF (He et al., Neural Collaborative Filtering, WWW 2017): a product of factors and a tower of
@@ -420,10 +339,6 @@ class CentralNeumf(_ExamplesBaseline):
             parameters[f"W{layer}"] = glorot(after, before, generator)
             parameters[f"b{layer}"] = torch.zeros(after)
         return parameters
-
-    def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Logits `[n, B]` of items `int64 [n, B]` for the users' rows `[n, width]`."""
-        return self._joined_logits(rows[:, None], self.shared["items"][items])
 
     def _joined_logits(self, users: Tensor, items: Tensor) -> Tensor:
         """Logits of pairs of user and item embeddings, which broadcast.
@@ -531,18 +446,6 @@ def _train_histories(
     return dict(zip(drawn, last, strict=True))
 
 
-@torch.no_grad()
-def history_scores(
-    model: HistoryModel,
-    parameters: Mapping[str, Tensor],
-    histories: Histories,
-    device: torch.device,
-) -> Tensor:
-    """Scores of the catalogue for users' histories, `float32 [users, items]`; parameters are
-    `[1, ...]`."""
-    return model.history_scores(parameters, _inputs(model, histories).unsqueeze(0).to(device))[0]
-
-
 def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
     """Inputs of the model: each user's weights of the catalogue, or its last items, `more` in
     addition to the model's length."""
@@ -629,7 +532,8 @@ class Central(_ExamplesBaseline):
     def scores(self, histories: Histories) -> Tensor:
         """Scores of the catalogue, `float32 [users, items]`."""
         if isinstance(self.model, HistoryModel):
-            return history_scores(self.model, self.shared, histories, self.device)
+            inputs = _inputs(self.model, histories).unsqueeze(0).to(self.device)
+            return self.model.history_scores(self.shared, inputs)[0]
         rows = torch.from_numpy(self.rows(histories)).to(self.device)
         shared = {
             name: value.expand(len(rows), *value.shape[1:]) for name, value in self.shared.items()
@@ -637,9 +541,9 @@ class Central(_ExamplesBaseline):
         parameters = shared | self._user_parameters(rows)
         return self.model.scores(parameters, self._codes(histories.numbers))
 
-    def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Predictions `[n, B]` for items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
-        are user numbers in the dataset, `int64 [n]`, -1 if unknown."""
+    def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
+        """Mean loss over a batch's liked pairs, plus the penalty on the users' rows and the rows of
+        item tables."""
 
         def predicted(row: Tensor, codes: tuple[Tensor, ...], items: Tensor) -> Tensor:
             parameters = self.shared | self._user_parameters(row[None])
@@ -647,14 +551,10 @@ class Central(_ExamplesBaseline):
             return self.model.predict(parameters, features, items[None])[0]
 
         # as one user's shared parameters, whose gradients are then not computed user by user
-        return torch.func.vmap(predicted)(rows, self._codes(users), items)
-
-    def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Mean loss over a batch's liked pairs, plus the penalty on the users' rows and the rows of
-        item tables."""
+        predictions = torch.func.vmap(predicted)(rows, self._codes(users), items)
         labels = torch.zeros(items.shape, device=items.device)
         labels[:, 0] = 1.0
-        loss = self.model.loss(self.logits(rows, items, users), labels).sum() * items.shape[1]
+        loss = self.model.loss(predictions, labels).sum() * items.shape[1]
         if self.config.regularisation:
             tables = (
                 self.shared[name][0] for name in self.model.item_tables if name in self.shared
@@ -662,10 +562,6 @@ class Central(_ExamplesBaseline):
             squares = rows.square().sum() + sum(table[items].square().sum() for table in tables)
             loss = loss + self.config.regularisation * squares
         return loss / len(rows)
-
-    def losses(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sum of the losses of examples, `[n, B]` each."""
-        return self.model.loss(predictions, labels, weights).sum()
 
     def _start(self, schema: Schema) -> Tensor:
         """Create the model and its shared parameters `[1, ...]`; return the users' rows.
@@ -706,7 +602,7 @@ class Central(_ExamplesBaseline):
 # Liang et al.
 
 
-class CentralVaeConfig(_SeededConfig, TrainingConfig, VaeConfig):
+class CentralVaeConfig(TrainingConfig, VaeConfig):
     """Settings of the central variational autoencoder, in addition to those of the network."""
 
     epochs: int = Field(default=60, ge=1)
@@ -736,9 +632,11 @@ class CentralVae(Baseline):
             self.model, histories, self.config, generator, self.device, fused=False
         )
 
+    @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
         """Scores of each user's history, `float32 [users, items]`."""
-        return history_scores(self.model, self.parameters, histories, self.device)
+        inputs = _inputs(self.model, histories).unsqueeze(0).to(self.device)
+        return self.model.history_scores(self.parameters, inputs)[0]
 
 
 # The central denoising autoencoder (Mult-DAE, Liang et al. 2018): `vae` without a distribution of

@@ -469,7 +469,7 @@ class HeldOutLists:
             block.popularity = torch.tensor(self._population.popularity)
             liked = self._population.rows(clients, positive=True)
             block.liked = torch.from_numpy(liked.mask())
-        columns = self._metrics.of_block(block) | self._of_untrained_items(block)
+        columns = self._metrics.of_block(block) | self._of_untrained_items(block, masks)
         columns |= self._of_new_items(scores, masks)
         return Evaluated(clients, columns, self._metrics.sums(block) if sums else {})
 
@@ -479,7 +479,7 @@ class HeldOutLists:
         targets = None if adversary is None else torch.from_numpy(adversary.targets)
         return RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
 
-    def _of_untrained_items(self, block: RankedBlock) -> dict[str, np.ndarray]:
+    def _of_untrained_items(self, block: RankedBlock, masks: _Masks) -> dict[str, np.ndarray]:
         """Metrics over only held-out items without training rows, NaN for clients without one;
         empty if no client has one. Other held-out items stay in the lists."""
         users, items, _ = block.positives
@@ -489,7 +489,7 @@ class HeldOutLists:
         wanted = torch.zeros_like(block.relevant)
         wanted[users[untrained], items[untrained]] = True
         without = ~wanted.any(1).numpy()
-        columns = self._metrics.of_block(block.about(wanted))
+        columns = self._metrics.of_block(self._block(block.scores, {**masks, "relevant": wanted}))
         return {
             UNTRAINED + name: np.where(without, np.nan, values)
             for name, values in columns.items()

@@ -589,7 +589,7 @@ SECTIONS = (
     registry.SAMPLER,
 )
 CENTRAL_SECTIONS = (registry.DATASET, registry.SPLIT)
-TARGET_METRICS = ("exposure", "target-ndcg", "target-rank")
+TARGET_METRICS = ("exposure", "target-rank")
 """Metrics of the targets of an adversary, which an experiment with `[adversary]` always has."""
 TARGET_RATINGS = ("target-rating",)
 """Metrics of targets for predicted ratings."""

@@ -340,15 +340,6 @@ class _TargetMetric(UserMetric):
         unrated = ~block.seen[:, block.given("targets")]
         return (values * unrated).sum(1) / unrated.sum(1)
 
-    def _expected_sum(self, block: RankedBlock, gains: Tensor) -> Tensor:
-        """Expected gain of the targets' ranks, `float64 [users, targets]`; `gains` are those of the
-        ranks 1 to k, `float64 [k]`, later ranks have none."""
-        above, tied = _ranks(block)
-        running = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
-        first = running[above.clamp(max=len(gains))]
-        last = running[(above + tied).clamp(max=len(gains))]
-        return (last - first) / tied.clamp(min=1)
-
 
 class Exposure(_TargetMetric):
     """Exposure ratio at k (ER@k): share of users with a target among the first k, of those who have
@@ -360,19 +351,9 @@ class Exposure(_TargetMetric):
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """Values of users, `float64 [users]`; NaN for users who rated all targets."""
-        gains = torch.ones(k, dtype=torch.float64, device=block.scores.device)
-        return self._mean(block, self._expected_sum(block, gains))
-
-
-class TargetNdcg(_TargetMetric):
-    """NDCG at k of a target as the only relevant item."""
-
-    name = "target-ndcg"
-    lower_is_better = True
-
-    def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """Values of users, `float64 [users]`; NaN for users who rated all targets."""
-        return self._mean(block, self._expected_sum(block, block.gains(k)))
+        above, tied = _ranks(block)
+        listed = (above + tied).clamp(max=k) - above.clamp(max=k)
+        return self._mean(block, listed / tied.clamp(min=1).double())
 
 
 class TargetRank(_TargetMetric):
@@ -408,12 +389,8 @@ class _CountMetric(ListMetric):
 
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
         """Number of the block's lists of length k that contain each item, `float64 [items]`."""
-
-        def counted() -> Tensor:
-            items = block.lists[:, :k][block.listed[:, :k]]
-            return items.bincount(minlength=block.scores.shape[1]).double()
-
-        return {"lists": block.once(("lists", k), counted)}
+        items = block.lists[:, :k][block.listed[:, :k]]
+        return {"lists": items.bincount(minlength=block.scores.shape[1]).double()}
 
 
 class Coverage(_CountMetric):

@@ -29,7 +29,6 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -121,7 +120,9 @@ class RankedBlock:
         shapes = {tuple(tensor.shape) for tensor in (scores, seen, known, relevant)}
         if len(shapes) != 1:
             raise ValueError(f"Expected tensors of one shape [users, items], got {sorted(shapes)}.")
-        self._relevant = _seen_pairs(relevant, seen)
+        self._relevant = pairs(relevant)
+        if not seen[self._relevant].all():
+            raise ValueError("Expected every relevant item to be seen, got one that is not.")
         self.scores = _finite(scores)
         self.seen = seen
         self.known = known
@@ -134,17 +135,6 @@ class RankedBlock:
         self.longest = max(ks)
         """Largest k."""
         self._once: dict[Any, Any] = {}
-
-    def about(self, relevant: Tensor) -> RankedBlock:
-        """Return the same lists, tested on other items, `bool [users, items]` within `relevant`."""
-        other = copy(self)
-        other.relevant = relevant
-        other._relevant = _seen_pairs(relevant, self.seen)
-        other._once = {}
-        of_relevant = ("positives", "total_weight", "_competitors", "wanted", "number")
-        for name in (*of_relevant, "ties", "hits", "nothing"):
-            vars(other).pop(name, None)
-        return other
 
     def once(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Return the result of `compute`, cached for metrics with the same key."""
@@ -340,11 +330,3 @@ def _finite(scores: Tensor) -> Tensor:
             fix="training has probably diverged: lower the learning rate or the noise",
         )
     return scores.clamp(min=torch.finfo(scores.dtype).min)
-
-
-def _seen_pairs(relevant: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """User and item of each relevant item, `int64 [n]` each."""
-    cells = pairs(relevant)
-    if not seen[cells].all():
-        raise ValueError("Expected every relevant item to be seen, got one that is not.")
-    return cells

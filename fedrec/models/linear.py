@@ -326,12 +326,12 @@ class ContentMapModel(ProductsModel):
 # with j over the items that u rated, without i.
 #
 # Item means, counts of ratings, and similarities between the `items` most rated items are shared. A
-# user's ratings are used on its device only. Any other two items have the similarity `start`.
-# Initially all similarities are `start`, and the prediction is the item's mean plus the user's mean
+# user's ratings are used on its device only. Any other two items have the similarity 1.
+# Initially all similarities are 1, and the prediction is the item's mean plus the user's mean
 # deviation, shrunk towards 0.
 #
 # Where this differs from the paper: there is a `prior` in the denominator (0 in the paper, where
-# the scale of S means nothing); similarities may be of low rank, S = start + A B^T; and the model
+# the scale of S means nothing); similarities may be of low rank, S = 1 + A B^T; and the model
 # is designed for noise on sums of users' updates (`clients/steps/pnbm.py`, `strategies/phases.py`).
 
 
@@ -344,10 +344,8 @@ class PnbmConfig(Config):
     """Number of items with similarities, the most rated ones by the counts of the first round;
     default: all."""
     rank: int | None = Field(default=None, ge=1)
-    """Rank k of the learned similarities, S = start + A B^T with two tables `[items, k]`; default:
+    """Rank k of the learned similarities, S = 1 + A B^T with two tables `[items, k]`; default:
     full rank, `[items, items]`."""
-    start: float = Field(default=1.0, gt=0)
-    """Initial similarity of any two items."""
     prior: float = Field(default=5.0, ge=0)
     """Constant added to denominators, like this number of additional ratings without deviation at
     similarity 1."""
@@ -381,7 +379,7 @@ class Pnbm(HistoryModel):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise means in the middle of the scale, zero counts, and similarities equal or close
-        to `start`."""
+        to 1."""
         items = self.schema.num_items
         config = self.config
         parameters = {
@@ -389,7 +387,7 @@ class Pnbm(HistoryModel):
             "item.count": torch.zeros(items, 1),
         }
         if config.rank is None:
-            return {**parameters, "similarity": torch.full((self.size, self.size), config.start)}
+            return {**parameters, "similarity": torch.ones(self.size, self.size)}
         drawn = torch.randn(2, self.size, config.rank, generator=generator) * INIT_STD
         return {
             **parameters,
@@ -410,7 +408,7 @@ class Pnbm(HistoryModel):
             return parameters["similarity"]
         left = parameters["similarity.left"]
         right = parameters["similarity.right"]
-        return self.config.start + left @ right.transpose(-1, -2)
+        return 1 + left @ right.transpose(-1, -2)
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Predicted ratings `[C, B, items]`, see `HistoryModel.history_scores`; histories contain
@@ -418,23 +416,15 @@ class Pnbm(HistoryModel):
         means = parameters["item.mean"].squeeze(-1).unsqueeze(1)
         known = (histories > 0).to(histories.dtype)
         deviations = (histories - means) * known
-        start = self.config.start
-        above = start * (deviations.sum(-1, keepdim=True) - deviations)
-        below = start * (known.sum(-1, keepdim=True) - known)
-        similarities = self.similarities(parameters)
-        similarities = (
-            similarities
-            - torch.diag_embed(similarities.diagonal(dim1=-2, dim2=-1))
-            + start * torch.eye(self.size, device=similarities.device)
-        )
+        above = deviations.sum(-1, keepdim=True) - deviations
+        below = known.sum(-1, keepdim=True) - known
+        similarities = self.similarities(parameters).clone()
+        similarities.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # an item is not its own neighbour
         for client, counts in enumerate(parameters["item.count"]):
             chosen = self.chosen(counts)
-            above[client][:, chosen] += (
-                deviations[client][:, chosen] @ (similarities[client] - start).T
-            )
-            below[client][:, chosen] += (
-                known[client][:, chosen] @ (similarities[client].abs() - start).T
-            )
+            learned = similarities[client]
+            above[client][:, chosen] += deviations[client][:, chosen] @ (learned - 1).T
+            below[client][:, chosen] += known[client][:, chosen] @ (learned.abs() - 1).T
         below = self.config.prior + below
         guess = torch.where(below > 0, above / below.clamp(min=1e-12), 0.0)
         return (means + guess).clamp(*self.config.scale)

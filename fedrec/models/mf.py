@@ -2,7 +2,7 @@
 """Matrix factorization with biases, with users who are solved for on their devices, and NeuMF."""
 
 import itertools
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
@@ -39,8 +39,6 @@ class MfConfig(Config):
     """Number of factors (width of p_u and q_i)."""
     center: float = 0.0
     """Initial value of b, such as the middle of the rating scale."""
-    init_std: float = Field(default=INIT_STD, gt=0)
-    """Standard deviation of initial factors."""
     biases: bool = True
     """Whether the model has biases b, b_u and b_i; without them, a prediction is q_i . p_u."""
 
@@ -74,9 +72,9 @@ class Mf(Model):
         width = self.config.factors
         drawn = {
             "bias": torch.full((1,), self.config.center),
-            "user.factors": torch.randn(width, generator=generator) * self.config.init_std,
+            "user.factors": torch.randn(width, generator=generator) * INIT_STD,
             "user.bias": torch.zeros(1),
-            "item.factors": torch.randn(items, width, generator=generator) * self.config.init_std,
+            "item.factors": torch.randn(items, width, generator=generator) * INIT_STD,
             "item.bias": torch.zeros(items, 1),
         }
         return {
@@ -244,11 +242,6 @@ class NeumfConfig(Config):
 
     factors: int = Field(default=16, ge=0, le=2**16)
     """Number of factors (width of the product); 0: no product."""
-    init_std: float = Field(default=INIT_STD, gt=0)
-    """Standard deviation of initial factors and embeddings."""
-    layers: Literal["glorot", "kaiming"] = "glorot"
-    """Initial weights of layers: uniform of variance 2 / (inputs + outputs), or 2 / inputs, which
-    preserves the size of signals through ReLU (He et al. 2015)."""
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
@@ -278,24 +271,21 @@ class Neumf(Model):
         self._layers = range(max(0, len(config.tower) - 1))
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal rows, uniform layers `[in, out]`, zero biases."""
+        """Normal rows, Glorot-uniform layers `[in, out]`, zero biases."""
         config = self.config
         parameters = dict[str, Tensor]()
-        start = layers.glorot if config.layers == "glorot" else layers.kaiming
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
-                parameters[f"user.{part}"] = (
-                    torch.randn(width, generator=generator) * config.init_std
-                )
+                parameters[f"user.{part}"] = torch.randn(width, generator=generator) * INIT_STD
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
-                parameters[f"item.{part}"] = rows * config.init_std
+                parameters[f"item.{part}"] = rows * INIT_STD
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
-            parameters[f"tower{layer}.weight"] = start(before, after, generator)
+            parameters[f"tower{layer}.weight"] = layers.glorot(before, after, generator)
             parameters[f"tower{layer}.bias"] = torch.zeros(after)
         last = config.factors + (config.tower[-1] if config.tower else 0)
         return parameters | {
-            "output.weight": start(last, 1, generator),
+            "output.weight": layers.glorot(last, 1, generator),
             "output.bias": torch.zeros(1),
         }
 

@@ -183,22 +183,20 @@ def _layer(parameters: Parameters, name: str) -> tuple[Tensor, Tensor, Tensor]:
 # `pfedrec`).
 
 
-class PfedrecConfig(Config):
+class ItemEmbeddingConfig(Config):
     """Settings of the model."""
 
     embedding: Width = 32
-    """Width of the item embeddings (paper's code: 32)."""
+    """Width of the item embeddings (code of both papers: 32)."""
 
 
-class Pfedrec(Model):
-    """PFedRec: item embeddings and a personal linear score function."""
+class _PersonalScore(Model):
+    """Item embeddings and a personal linear score function."""
 
-    name = "pfedrec"
-    Config = PfedrecConfig
-    paper = "PFedRec (Zhang et al. 2023)"
+    Config = ItemEmbeddingConfig
     tasks = ("ranking",)
     item_tables = ("item.id",)
-    config: PfedrecConfig
+    config: ItemEmbeddingConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise normal embeddings and a uniform score function without offset."""
@@ -212,7 +210,16 @@ class Pfedrec(Model):
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         embedded = gather_rows(parameters["item.id"], items if rows is None else rows)
+        if "item.personal" in parameters:
+            embedded = embedded + gather_rows(parameters["item.personal"], items)
         return single_output(embedded, parameters["score.weight"]) + parameters["score.bias"]
+
+
+class Pfedrec(_PersonalScore):
+    """PFedRec: item embeddings and a personal linear score function."""
+
+    name = "pfedrec"
+    paper = "PFedRec (Zhang et al. 2023)"
 
     def kernel(self) -> KernelModel:
         """Declaration for native code: one layer on the item's embedding."""
@@ -237,43 +244,16 @@ class Pfedrec(Model):
 # user who was never in a round is ranked by the shared part only.
 
 
-class FedrapConfig(Config):
-    """Settings of the model."""
-
-    embedding: Width = 32
-    """Width of both parts of an item's embedding (paper's code: 32)."""
-
-
-class Fedrap(Model):
+class Fedrap(_PersonalScore):
     """FedRAP: sums of shared and personal item embeddings under a linear score function."""
 
     name = "fedrap"
-    Config = FedrapConfig
     paper = "FedRAP (Li et al. 2024), section 3"
-    tasks = ("ranking",)
-    item_tables = ("item.id",)
-    config: FedrapConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initialise a normal shared part, a zero personal part, a uniform score function."""
-        items = self.schema.num_items
-        width = self.config.embedding
-        shared = INIT_STD * torch.randn(items, width, generator=generator)
-        weight = (2 * torch.rand(width, 1, generator=generator) - 1) / math.sqrt(width)
-        return {
-            "item.id": shared,
-            "item.personal": torch.zeros(items, width),
-            "score.weight": weight,
-            "score.bias": torch.zeros(1),
-        }
-
-    def predict(
-        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
-    ) -> Tensor:
-        """Predictions before the output activation, `[C, B]`. Users' features are not used."""
-        shared = gather_rows(parameters["item.id"], items if rows is None else rows)
-        added = shared + gather_rows(parameters["item.personal"], items)
-        return single_output(added, parameters["score.weight"]) + parameters["score.bias"]
+        drawn = super().initial(generator)
+        return {**drawn, "item.personal": torch.zeros_like(drawn["item.id"])}
 
 
 # Meta matrix factorization (Lin et al., SIGIR 2020): a server that generates each user's own

@@ -135,6 +135,7 @@ class PrivRec(Model):
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. The first layer is applied to the
         user part once per client, not once per item."""
+        rows = items if rows is None else rows
         tables = [parameters[name] for name in self._user_tables]
         user = [
             layers.mean_rows(table, layers.shares_or_codes(codes.unsqueeze(1), table.shape[1]))
@@ -145,17 +146,13 @@ class PrivRec(Model):
             for feature in (*self._item_features, *self._item_vectors)
         ]
         if self.config.item_ids:
-            item.insert(
-                0, layers.gather_rows(parameters["item.id"], items if rows is None else rows)
-            )
+            item.insert(0, layers.gather_rows(parameters["item.id"], rows))
         weights = [parameters[name] for name in self._weights]
         biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
         logits = layers.perceptron(parts, weights, biases, self.config.activation)
         if self.config.item_bias:
-            logits = logits + layers.gather_rows(
-                parameters["item.bias"], items if rows is None else rows
-            ).squeeze(-1)
+            logits = logits + layers.gather_rows(parameters["item.bias"], rows).squeeze(-1)
         return logits
 
     def kernel(self) -> KernelModel | None:
@@ -229,7 +226,8 @@ class _ItemFeature:
 
     def __init__(self, feature: Feature) -> None:
         self.name = f"item.{feature.name}"
-        self._feature = feature
+        codes = torch.from_numpy(feature.padded())
+        self._shares = layers.shares_or_codes(codes, len(feature.categories))
 
     def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
         """Mean embeddings of items `int64 [C, B]`, `[C, B, d]`."""
@@ -237,12 +235,6 @@ class _ItemFeature:
             self._shares = self._shares.to(items.device)
         shares = self._shares.index_select(0, items.reshape(-1)).view(*items.shape, -1)
         return layers.mean_rows(parameters[self.name], shares)
-
-    @cached_property
-    def _shares(self) -> Tensor:
-        """The categories of all items, `[items, width]`, see `shares_or_codes`."""
-        codes = torch.from_numpy(self._feature.padded())
-        return layers.shares_or_codes(codes, len(self._feature.categories))
 
 
 # PrivRec's network plus an item-based score: an extension of Wang et al. 2021.

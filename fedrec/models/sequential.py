@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,7 +21,6 @@ from fedrec.models.base import HistoryForm, HistoryModel, Parameters
 from fedrec.nn.layers import (
     ItemVectors,
     affine,
-    attended,
     catalogue_cross_entropy,
     gather_rows,
     normalised,
@@ -93,6 +92,7 @@ class SequenceModel(HistoryModel):
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         self.form = HistoryForm(longest=config.longest)
+        self.scale = math.sqrt(config.width)  # of the embeddings that enter
         self._vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
 
     @classmethod
@@ -146,7 +146,7 @@ class SequenceModel(HistoryModel):
         width = max(1, longest)
         table = self._embeddings(parameters)
         embedded = gather_rows(table, histories[..., :width].clamp(min=0))
-        states = self._states(parameters, embedded, counts, _unchanged)
+        states = self.encode(parameters, embedded * self.scale, counts, _unchanged)
         last = (counts - 1).clamp(min=0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
         final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]
         return final @ table.mT
@@ -161,11 +161,6 @@ class SequenceModel(HistoryModel):
             client_params = {name: value[client : client + 1] for name, value in parameters.items()}
             losses.append(self._mean_loss(client_params, sequences, generator))
         return torch.stack(losses)[:, None].expand(histories.shape[:2])
-
-    def _states(
-        self, parameters: Parameters, embedded: Tensor, counts: Tensor, dropped: Dropped
-    ) -> Tensor:
-        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, dropped)
 
     def _mean_loss(
         self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
@@ -227,7 +222,7 @@ def sequence_loss(
     embedded = table[:, None] if compact else gather_rows(table, items.clamp(min=0))
     others, sequence = embedded.split((drawn, items.shape[-1] - drawn), 2)
     dropout = Dropout(model.config.dropout, generators)
-    states = model._states(parameters, sequence[:, :, :-1], counts, dropout)
+    states = model.encode(parameters, sequence[:, :, :-1] * model.scale, counts, dropout)
     real = _weighted(states, counts, weights)
     if model.config.loss == "softmax":
         return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
@@ -316,14 +311,6 @@ class SasRecConfig(SequenceConfig):
 
     blocks: int = Field(default=2, ge=1)
     """Number of blocks of attention and network."""
-    heads: int = Field(default=1, ge=1)
-    """Number of attention heads, a divisor of `width`."""
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> SasRecConfig:
-        if self.width % self.heads:
-            raise ValueError("width must be divisible by heads")
-        return self
 
 
 class SasRec(SequenceModel):
@@ -360,14 +347,12 @@ class SasRec(SequenceModel):
         values = dropped(inputs + self._places(parameters["place"], counts, inputs))
         for block in range(self.config.blocks):
             name = f"block{block}"
-            joined = affine(
-                parameters, f"{name}.attention", normalised(parameters, f"{name}.norm1", values)
-            )
-            outputs = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
-            values = values + dropped(outputs)
-            inner = affine(
-                parameters, f"{name}.inner", normalised(parameters, f"{name}.norm2", values)
-            )
+            inputs = normalised(parameters, f"{name}.norm1", values)
+            query, key, value = affine(parameters, f"{name}.attention", inputs).chunk(3, -1)
+            means = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            values = values + dropped(affine(parameters, f"{name}.output", means))
+            inputs = normalised(parameters, f"{name}.norm2", values)
+            inner = affine(parameters, f"{name}.inner", inputs)
             outputs = affine(parameters, f"{name}.outer", torch.relu(inner))
             values = values + dropped(outputs)
         return normalised(parameters, "norm", values)

@@ -279,24 +279,6 @@ def normalised(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> T
     return torch.addcmul(bias.view(shape), unit, weight.view(shape))
 
 
-def attended(joined: Tensor, heads: int) -> Tensor:
-    """Causal self-attention: each position is the mean of the values up to it, weighted by the
-    softmax of its query times their keys over the root of their width.
-
-    Args:
-        joined: `[C, B, W, 3 d]`, queries, keys and values of W positions.
-        heads: number of parts of d that attend on their own.
-
-    Returns:
-        `[C, B, W, d]`.
-    """
-    cohort, sequences, steps, _ = joined.shape
-    parts = joined.view(cohort * sequences, steps, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    queries, keys, values = parts
-    values = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-    return values.transpose(1, 2).reshape(cohort, sequences, steps, -1)
-
-
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum over the last dimension of the cross-entropy of logits, `[..., B] -> [...]`."""
     logits = logits.to(torch.promote_types(logits.dtype, labels.dtype))  # bfloat16 becomes float32

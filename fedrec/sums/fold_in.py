@@ -515,10 +515,3 @@ def mapped(
     inputs = torch.zeros_like(outputs)
     inputs[chosen[used]] = left[used]
     return inputs, outputs, weights
-
-
-def similarities(columns: np.ndarray, power: float) -> np.ndarray:
-    """The power of the cosines between items with columns `float32 [items, columns]`, at least 0,
-    `float32 [items, items]`."""
-    rows = F.normalize(torch.from_numpy(columns).double()).float()
-    return (rows @ rows.T).clamp_(min=0).pow_(power).numpy()

@@ -221,7 +221,7 @@ def transition_weights(total: Tensor) -> Tensor:
 @compiled
 def descend_factors(
     users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most,
-    user_biases, item_biases, biased, learn_items,
+    user_biases, item_biases, biased,
 ):  # fmt: skip
     """Run one pass over ratings: e = r - b_u - b_i - p_u . q_i + noise, clamped; p_u and q_i, and
     the biases, are updated together.
@@ -238,7 +238,6 @@ def descend_factors(
         most: largest magnitude of an error.
         user_biases, item_biases: `float64 [users]` and `[items]`, changed in place if `biased`.
         biased: whether biases learn.
-        learn_items: whether what belongs to items learns.
     """
     for step in range(len(order)):
         rating = order[step]
@@ -252,13 +251,11 @@ def descend_factors(
         error = min(max(values[rating] - guess + noise[rating], -most), most)
         if biased:
             user_biases[user] += rate * (error - regularisation * user_biases[user])
-            if learn_items:
-                item_biases[item] += rate * (error - regularisation * item_biases[item])
+            item_biases[item] += rate * (error - regularisation * item_biases[item])
         for k in range(len(p)):
             before = p[k]
             p[k] += rate * (error * q[k] - regularisation * before)
-            if learn_items:
-                q[k] += rate * (error * before - regularisation * q[k])
+            q[k] += rate * (error * before - regularisation * q[k])
 
 
 # Symmetric matrices as vectors of the same length: the diagonal, and sqrt(2) times what lies above

@@ -436,6 +436,8 @@ def test_the_fresh_model_predicts_mean_and_users_mean_deviation(node):
     found = node.model.history_scores(slices, history[None])[0, 0]
     expected = (slices["item.mean"][0, :, 0] + left).clamp(1, 5)
     assert torch.allclose(found[unrated], expected[unrated], atol=1e-5)
+    slices["similarity"].diagonal(dim1=-2, dim2=-1).fill_(7)  # an item is not its own neighbour
+    assert torch.equal(node.model.history_scores(slices, history[None])[0, 0], found)
 
 
 def test_what_does_not_fit_is_refused(node, tiny_experiment):

@@ -18,7 +18,7 @@ from fedrec.neighbourhood import (
     predicted,
 )
 
-# Predictions and gradients against autograd, Euler's identity and closed-form limits.
+# Predictions and gradients against autograd and closed-form limits.
 
 ITEMS = 12
 
@@ -60,16 +60,6 @@ def test_gradients_are_those_of_autograd(profiles, similarity, extra):
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-11)
 
 
-def test_euler(profiles, similarity):
-    """Predictions do not change with the scale of a row, so similarities are orthogonal to each
-    example's gradient."""
-    examples = Examples(profiles, item_means(profiles))
-    for place in range(len(examples)):
-        gradient = examples.gradient(similarity, np.array([place]), Bounds())
-        assert abs((similarity * gradient).sum()) < 1e-12 * max(1, np.abs(gradient).max())
-        assert np.count_nonzero(gradient.any(axis=1)) <= 1  # one row
-
-
 def test_predictions_and_their_scale(profiles, similarity):
     means = item_means(profiles)
     users, items = (
@@ -80,14 +70,6 @@ def test_predictions_and_their_scale(profiles, similarity):
     np.testing.assert_allclose(found, expected.numpy().ravel(), atol=1e-12)
     scaled = similarity * np.random.default_rng(2).uniform(0.1, 9, ITEMS)[:, None]
     np.testing.assert_allclose(predicted(scaled, profiles, means, users, items), found, atol=1e-12)
-
-
-def test_without_known_raters_the_result_is_the_item_mean(profiles, similarity):
-    means = item_means(profiles)
-    nobody = profiles_of(Ratings(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0)))
-    zero = np.zeros(1, np.int64)
-    for prior in (0.0, 1.0):
-        assert predicted(similarity, nobody, means, zero, zero, prior=prior) == means[0]
 
 
 def test_bounds_act_example_by_example(profiles, similarity):

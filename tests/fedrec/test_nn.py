@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.nn.layers import Adam, AdamW, all_rows, gather_rows, recurrent_states, single_output
-from fedrec.training.results import add_to_rows, rows_at
+from fedrec.nn.layers import Adam, AdamW, all_rows, gather_rows, recurrent_states
+from fedrec.training.results import add_to_rows
 
 # The optimisers take PyTorch's steps and leave its compiler out.
 
@@ -157,7 +157,7 @@ def test_one_client_takes_the_operations_of_pytorch():
     assert type(states.grad_fn).__name__ == "StackBackward0"
 
 
-# Rows of tables, products with one column and drawn softmaxes against numpy and PyTorch's own.
+# Rows of tables against numpy.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -172,12 +172,6 @@ def test_rows_that_repeat_get_all_their_moves(dtype):
     np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
 
 
-def test_rows_at_places():
-    table = torch.arange(12.0).view(4, 3)
-    places = torch.tensor([[3, 0], [1, 1]])
-    assert rows_at(table, places).tolist() == table.numpy()[places.numpy()].tolist()
-
-
 def test_all_rows_are_the_table_itself_and_only_these():
     table = torch.randn(2, 3, 4)
     assert gather_rows(table, all_rows(2, 3, table.device)) is table
@@ -186,21 +180,3 @@ def test_all_rows_are_the_table_itself_and_only_these():
     np.testing.assert_array_equal(gather_rows(table, some).numpy(), expected)
     fewer = gather_rows(table, all_rows(2, 2, table.device))
     np.testing.assert_array_equal(fewer.numpy(), table[:, :2].numpy())
-
-
-def test_a_product_with_one_column_and_its_gradients():
-    generator = torch.Generator().manual_seed(0)
-    given = [
-        torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
-        for shape in ((3, 5, 4), (3, 4, 1))
-    ]
-    inputs, weight = given
-    own = single_output(inputs, weight)
-    expected = torch.einsum("cbi,ci->cb", inputs, weight[..., 0])
-    torch.testing.assert_close(own, expected)
-    for found in (own, expected):
-        assert found.shape == (3, 5)
-    factors = torch.randn(3, 5, generator=generator, dtype=torch.float64)
-    both = [torch.autograd.grad((one * factors).sum(), given) for one in (own, expected)]
-    for ours, theirs in zip(*both, strict=True):
-        torch.testing.assert_close(ours, theirs)

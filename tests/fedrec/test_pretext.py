@@ -133,16 +133,6 @@ def test_losses_and_gradients_are_those_of_modules_or_of_cosines(setting, name, 
         torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_clients_do_not_see_each_other(setting):
-    parameters, table, views = setting
-    both = {name: torch.stack([value, 2 * value]) for name, value in parameters.items()}
-    found = measured("segment_loss", both, table, torch.stack([views, views.flip(0)]))
-    for client, scale in ((0, 1), (1, 2)):
-        own = {name: scale * value.unsqueeze(0) for name, value in parameters.items()}
-        alone = measured("segment_loss", own, table, views[None])
-        torch.testing.assert_close(found[client], alone[0])
-
-
 def test_an_empty_place_is_as_if_the_item_had_never_been_there(setting):
     """For every place, also the first."""
     sessions = [[NONE, 1, 2, 3], [1, NONE, 2, 3], [1, 2, 3, NONE]]
@@ -158,31 +148,6 @@ def test_without_views_the_loss_is_zero(setting):
     for count in (0, 2):
         views = torch.full((1, count, task().layout.width), NONE)
         assert [measured(name, own, table, views).tolist() for name in LOSSES] == [[0], [0]]
-
-
-# The encoders against `torch.nn.GRU` and `torch.nn.Linear`, values and gradients.
-
-
-def test_a_session_without_items_is_zero_and_what_is_not_present_does_not_matter():
-    drawn = pretext._initial_encoder(4, 6, torch.Generator().manual_seed(0))
-    parameters = {name: torch.stack([value, 2 * value]) for name, value in drawn.items()}
-    embeddings = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(2))
-    present = torch.tensor([False] * 5).expand(2, 3, 5)
-    assert not pretext._encode_sessions(parameters, embeddings, present).any()
-    present = (torch.arange(5) < 2).expand(2, 3, 5)
-    noisy = embeddings.clone()
-    noisy[:, :, 2:] = 1e3
-    found = (pretext._encode_sessions(parameters, given, present) for given in (noisy, embeddings))
-    torch.testing.assert_close(*found)
-
-
-def test_the_recommender_is_what_does_not_belong_to_the_encoders():
-    added = pretext._initial_encoder(4, 6, torch.Generator().manual_seed(0))
-    table = torch.zeros(3, 4)
-    assert (
-        pretext.recommender_part({"item.id": table, **added}) == {"item.id": table}
-        and len(added) == 7
-    )
 
 
 # Masked views: replaced items, their replacements and frequencies, by enumeration.

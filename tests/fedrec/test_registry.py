@@ -226,7 +226,7 @@ FACTORS = {
     "model": {"name": "mf", "factors": 4},
     "step": {"name": "sgd", "epochs": 1, "private-parameters": ["user.*"]},
 }
-SEEDED = ("privrec", "vae", "ae", "neumf", "gmf", "mlp", "mf", "lightgcn", "bprmf", "warp")
+SEEDED = ("vae", "ae", "neumf", "gmf", "mlp", "mf", "lightgcn", "bprmf", "warp")
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
     **{("baseline", name): {"random": True} for name in SEEDED},
@@ -343,12 +343,7 @@ class TwoFiles:
         type(self).experiment = {"dataset": dataset, "positive-above": None}
 
 
-SLOW = {
-    ("baseline", "privrec"),
-    ("callback", "mlflow"),
-    ("mechanism", "banded"),
-    ("perturbation", "noisy-cooccurrence"),
-}
+SLOW = {("callback", "mlflow"), ("mechanism", "banded"), ("perturbation", "noisy-cooccurrence")}
 WRITTEN = {("dataset", "table"): Written, ("split", "published"): TwoFiles}
 
 

@@ -18,6 +18,7 @@ from fedrec.components.registry import POISONING, resolve
 from fedrec.components.sections import Section, component_settings
 from fedrec.data.population import Known
 from fedrec.errors import ExperimentError
+from fedrec.nn.layers import kaiming
 from fedrec.privacy.accounting import events
 from fedrec.rng import stream
 from fedrec.training.block import OwnData
@@ -317,7 +318,7 @@ FEDREC_ATTACK = {
     **PUBLISHED_LOGS_BASE,
     "name": "fedrec-attack",
     "rounds": 20,  # 5 iterations of 990 clients
-    "model": {"name": "mf", "factors": 32, "biases": False, "init-std": 0.01},
+    "model": {"name": "mf", "factors": 32, "biases": False},
     # their loss is a sum over about 200 rows, ours a mean
     "step": {**STEP, "learning-rate": 0.01, "negatives": 1, "rates": {"*": 200.0}},
     "adversary": {"attack": "fedrec-attack", "share": 0.05, "public-share": 0.01},
@@ -328,9 +329,7 @@ A_HUM = {
     # 24 batches are an iteration of 6,046 clients, each of which is in one of them
     "strategy": {"name": "reptile", "server-lr": 251.0},
     "sampler": {"name": "min-separation", "separation": 24, "cohort": 251},
-    "model": {
-        "name": "neumf", "factors": 0, "tower": [16, 8, 8], "init-std": 0.01, "layers": "kaiming",
-    },
+    "model": {"name": "neumf", "factors": 0, "tower": [16, 8, 8]},
     "step": {**STEP, "learning-rate": 0.001, "negatives": 4, "private-std": 0.01},
     "adversary": {
         "attack": "a-hum",
@@ -340,7 +339,7 @@ A_HUM = {
 
 
 @pytest.fixture
-def exposure(tmp_path):
+def exposure(tmp_path, monkeypatch):
     """Exposure at the end of a run on an authors' split, whose files have the given names."""
 
     def measured(table, folder, *overrides, k, suffix="txt"):
@@ -350,6 +349,8 @@ def exposure(tmp_path):
         for name in ("train", "test"):
             shutil.copy(source / f"{name}.{suffix}", tmp_path / f"{name}.txt")
         table = {**table, "dataset": {"name": "gowalla", "path": str(tmp_path), "verify": False}}
+        monkeypatch.setattr("fedrec.models.mf.INIT_STD", 0.01)
+        monkeypatch.setattr("fedrec.nn.layers.glorot", kaiming)
         found = runner.run(table, overrides, output=tmp_path / f"run{len(overrides)}")
         return found.metrics[f"exposure@{k}"]
 

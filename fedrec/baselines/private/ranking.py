@@ -126,10 +126,8 @@ class PrivateBaseline(Baseline):
             ExperimentError: no noise reaches the target epsilon.
         """
         kinds = self.parts()
-        sampler, settings = self.sampler(users)
         mix = tuple((kind.factor, kind.releases) for kind in kinds)
-        total = sum(kind.releases for kind in kinds)
-        sampling = sampler, settings, users, total
+        sampling = *self.sampler(users), users, sum(kind.releases for kind in kinds)
         plans = {}
         for kind in kinds:
             privacy = self.config.privacy(kind.clip_norm)

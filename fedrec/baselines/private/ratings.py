@@ -15,14 +15,12 @@ from fedrec.baselines.neighbours import (
     ScaleConfig,
     SimilarityConfig,
     check_divergence,
-    descend,
     profiles_of,
-    user_deviations,
 )
 from fedrec.baselines.private.ranking import NoisyReleases
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
-from fedrec.neighbourhood import FROM_DATA, Bounds, Examples, Gradient, Profiles, Start
+from fedrec.neighbourhood import Bounds, Examples, Gradient, Profiles, Start
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.statement import Stated, report, schedule_total
 from fedrec.rng import source_of, stream
@@ -97,7 +95,7 @@ class DpsgdMf(RatingBaseline):
         users = ratings.users.astype(np.int64)
         items = ratings.items.astype(np.int64)
         rates = (config.learning_rate, config.regularisation, _MOST_ERROR)
-        unbiased = (np.zeros(ratings.num_users), np.zeros(ratings.num_items), False, True)
+        unbiased = (np.zeros(ratings.num_users), np.zeros(ratings.num_items), False)
         for _ in range(config.epochs):
             noise = self._noise(random, len(left), config.epochs / (1 - config.average_share))
             order = random.permutation(len(left))
@@ -223,7 +221,9 @@ class DpItemMean(RatingBaseline):
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
-        deviations = user_deviations(profiles_of(known), self._means, self.config.user_damping)
+        centred = profiles_of(known).centred(self._means)
+        sums = np.bincount(centred.users, centred.values, centred.num_users)
+        deviations = sums / np.maximum(centred.counts + self.config.user_damping, 1e-300)
         return self.config.clipped(self._means[items] + deviations[users])
 
     def stated(self) -> Stated | None:
@@ -301,12 +301,12 @@ class _PosteriorConfig(ScaleConfig):
         rates = {"rate": self.learning_rate, "decay": self.decay, "temperature": self.temperature}
         return neighbourhood.langevin(start, gradient, random, steps=self.steps, **rates)
 
-    def stated(self, *more: str) -> Stated | None:
-        """Stated and exact privacy of a sample under these settings, with additional caveats."""
+    def stated(self) -> Stated | None:
+        """Stated and exact privacy of a sample under these settings."""
         if self.epsilon is None:
             return None
         exact = self.factor * self.most_error / self.temperature
-        return Stated(self.epsilon, exact, "one user", (*more, *_POSTERIOR_CAVEATS))
+        return Stated(self.epsilon, exact, "one user", _POSTERIOR_CAVEATS)
 
 
 # DPPS-MF: one sample of factors from a scaled posterior (Liu, Wang and Smola 2015; a baseline of
@@ -444,16 +444,13 @@ _DPSGD_PNBM_CAVEATS = (
     ),
     "Tuning K, C and the step size for each epsilon on results is not accounted for.",
 )
-_START_CAVEAT = (
-    "The similarities start from the ratings themselves, without noise: nothing is guaranteed."
-)
 
 
 class DpsgdPnbmConfig(SimilarityConfig):
     """Settings of algorithm 1."""
 
     start: Start = "uniform"
-    """S0; `cosine` and `pearson` are computed from the ratings without noise."""
+    """S0."""
     epsilon: float | None = Field(default=1.0, gt=0)
     """Epsilon for one rating, as the paper states it; null: no noise."""
     iterations: int = Field(default=10, ge=1)
@@ -523,8 +520,8 @@ class DpsgdPnbm(LearnedSimilarities):
                 noise_scale = sensitivity(step, config.spread, config.floor) / epsilon
                 gradient += random.laplace(0.0, noise_scale, gradient.shape)
                 np.fill_diagonal(gradient, 0.0)
-            gradient *= config.rescale
-            descend(similarity, gradient, config.learning_rate, config.regularisation)
+            similarity *= 1 - config.learning_rate * config.regularisation
+            similarity -= config.learning_rate * (config.rescale * gradient)
         return similarity
 
     def stated(self) -> Stated | None:
@@ -532,10 +529,6 @@ class DpsgdPnbm(LearnedSimilarities):
         config = self.config
         if config.epsilon is None:
             return None
-        if config.start in FROM_DATA:
-            return Stated(
-                config.epsilon, np.inf, "one rating", (_START_CAVEAT, *_DPSGD_PNBM_CAVEATS)
-            )
         total = schedule_total(config.epsilon, config.iterations, config.sample)
         return Stated(config.epsilon, total, "one rating", _DPSGD_PNBM_CAVEATS)
 
@@ -567,19 +560,12 @@ def sensitivity(step: int, spread: float, floor: float) -> float:
 #   the penalty by it corrects nothing.
 # - Start, number of steps and size of a batch are not in the paper; they are settings.
 
-_START = (
-    (
-        "The similarities start from the ratings themselves, and the chain hardly leaves its start:"
-        " the release is the data."
-    ),
-)
-
 
 class DppsPnbmConfig(_PosteriorConfig, SimilarityConfig):
     """Settings of algorithm 2."""
 
     start: Start = "uniform"
-    """S before the first step; `cosine` and `pearson` are computed from the ratings."""
+    """S before the first step."""
     regularisation: float = Field(default=0.02, ge=0)
     """Lambda; 0.02 or 0.002 in the paper."""
 
@@ -624,7 +610,7 @@ class DppsPnbm(LearnedSimilarities):
 
     def stated(self) -> Stated | None:
         """Stated and exact privacy guarantee after fitting; None without an epsilon."""
-        return self.config.stated(*(_START if self.config.start in FROM_DATA else ()))
+        return self.config.stated()
 
 
 def _inclusion(profiles: Profiles, batch: int) -> np.ndarray:

@@ -54,9 +54,6 @@ class Planted:
         """Whether two means over seeds differ by at most two standard deviations, and both are far
         above chance."""
         apart = abs(np.mean(ours) - np.mean(theirs))
-        print(
-            f"ours {np.mean(ours):.4f} +- {np.std(ours, ddof=1):.4f}, theirs {np.mean(theirs):.4f}"
-        )
         chance = 10 / self.known.num_items
         return min(*ours, *theirs) > 2 * chance and apart <= 2 * max(
             np.std(ours, ddof=1), np.std(theirs, ddof=1)

@@ -337,8 +337,6 @@ def test_what_algorithm_one_states():
     found = made("dpsgd-pnbm", epsilon=1.0, iterations=10, sample=0.01).stated()
     assert found.nominal == 1 and found.exact == pytest.approx(54, rel=0.01)
     assert any("n (n - 1)" in line for line in found.caveats)
-    started = made("dpsgd-pnbm", start="pearson").stated()
-    assert math.isinf(started.exact) and "start from the ratings" in started.caveats[0]
     assert made("dpsgd-pnbm", epsilon=None).stated() is None
 
 

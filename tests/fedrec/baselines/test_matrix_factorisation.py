@@ -11,7 +11,6 @@ from scipy.sparse import csr_matrix
 from fedrec.baselines.base import Histories, Ratings
 from fedrec.baselines.closed_form import CentralIalsConfig, _solved
 from fedrec.baselines.pairwise import _epoch
-from fedrec.baselines.ratings import Svd, SvdConfig
 from fedrec.baselines.training import _ranked_others
 from fedrec.data.client_data import nth_outside
 from fedrec.data.interactions import Feature, FeatureTable
@@ -19,9 +18,10 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.schema import load
+from fedrec.rng import stream
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of, made
 
-# Implicit alternating least squares against its normal equations, its loss, and `implicit`.
+# Implicit alternating least squares against its normal equations and `implicit`.
 
 
 def test_rows_of_all_lengths_and_none():
@@ -95,35 +95,40 @@ def test_a_step_is_the_gradient_of_the_objective(epoch):
         assert np.allclose(table, values.numpy(), atol=1e-5)
 
 
-def test_new_users_are_folded_in_by_the_sum_of_their_items(taste):
-    """Relative to the mean of all; known users keep their rows."""
-    model = fitted("bprmf", taste, factors=8, epochs=60)
-    strangers = histories_of([[0, 3, 6], [11, 14, 19]], 20)
-    lower, upper = (half.mean(1) for half in model.scores(strangers).split(10, dim=1))
-    assert lower[0] > upper[0] + 0.5 and upper[1] > lower[1] + 0.5
-    np.testing.assert_allclose(model.scores(taste), model.user_rows @ model.items.T, atol=1e-6)
-    np.testing.assert_allclose(model.scores(taste)[7:9], model.scores(taste.block(7, 9)), atol=1e-6)
+OF_BPR = {"k": 8, "max_iter": 40, "lambda_reg": 0.01, "use_bias": False, "learning_rate": 0.05}
+OF_NCF = {"num_factors": 8, "num_epochs": 30, "batch_size": 256, "num_neg": 4, "lr": 0.003}
+TOWER = [64, 32, 16, 8]
+NCF = {"factors": 8, "epochs": 30, "batch_size": 256, "learning_rate": 0.003}
 
 
-def test_it_ranks_as_well_as_cornac(planted, monkeypatch):
-    """Recall over five seeds with the same settings; cornac draws pairs with replacement."""
+@pytest.mark.parametrize(
+    ("name", "own", "cls", "theirs"),
+    [
+        ("bprmf", {"factors": 8, "epochs": 40, "regularisation": 0.01}, "BPR", OF_BPR),
+        pytest.param("gmf", NCF, "GMF", OF_NCF, marks=pytest.mark.slow),
+        pytest.param(
+            "neumf", NCF | {"tower": TOWER},
+            "NeuMF", OF_NCF | {"layers": TOWER, "act_fn": "relu"}, marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_it_ranks_as_well_as_cornac(name, own, cls, theirs, planted, monkeypatch):
+    """Recall over five seeds with the same settings: of NCF more epochs and larger steps than by
+    default, because the data are small. BPR of cornac draws pairs with replacement."""
     models = pytest.importorskip("cornac.models")
     from cornac.data import Dataset
 
     monkeypatch.setattr("fedrec.baselines.pairwise._BPR_INIT_STD", 0.036)
     users, rated = planted.known.rows().tolist(), planted.known.items.tolist()
     data = Dataset.from_uir([*zip(users, rated, [1.0] * len(rated), strict=True)])
-    order = [[ids[n] for n in range(len(ids))] for ids in (data.uid_map, data.iid_map)]
-    steps = {"learning_rate": 0.05, "lambda_reg": 0.01, "use_bias": False, "num_threads": 1}
-    ours, theirs = [], []
+    items = [data.iid_map[item] for item in range(200)]
+    recalls = []
     for seed in range(5):
-        same = {"factors": 8, "epochs": 40, "regularisation": 0.01, "seed": seed}
-        ours.append(planted.recall(fitted("bprmf", planted.known, **same).scores(planted.known)))
-        model = models.BPR(k=8, max_iter=40, seed=seed, verbose=False, **steps)
-        model.fit(data)
-        scores = model.u_factors[order[0]] @ model.i_factors[order[1]].T
-        theirs.append(planted.recall(torch.from_numpy(scores)))
-    assert planted.agrees(ours, theirs), (ours, theirs)
+        scores = fitted(name, planted.known, **own, seed=seed).scores(planted.known)
+        reference = getattr(models, cls)(**theirs, seed=seed, verbose=False).fit(data)
+        others = np.stack([reference.score(data.uid_map[user])[items] for user in range(600)])
+        recalls.append([planted.recall(table) for table in (scores, torch.from_numpy(others))])
+    assert planted.agrees(*map(list, zip(*recalls, strict=True))), recalls
 
 
 def test_random_hits_are_their_closed_form():
@@ -190,81 +195,28 @@ def test_nothing_is_liked():
     assert model.scores(histories_of([[3]], 5)).isfinite().all()
 
 
-# Matrix factorization by gradient descent against Surprise, one step by hand, and new users.
-
-
-class FromGiven(Svd):
-    """Trains from given factors of users and items instead of drawn ones."""
-
-    def __init__(self, config, users, items):
-        super().__init__(config)
-        self.given = users, items
-
-    def _descend(self, ratings, users, user_biases, *, learn_items):
-        if learn_items:
-            for table, given in zip((self._users, self._items), self.given, strict=True):
-                table[:] = given
-        super()._descend(ratings, users, user_biases, learn_items=learn_items)
-
-
-@pytest.fixture(scope="module")
-def rank_two():
-    """Sixty users and forty items of rank two with biases, a fifth of the ratings missing, users
-    ascending."""
+def test_svd_by_hand():
+    """Rating by rating in plain Python; the last user has none."""
     random = np.random.default_rng(1)
-    truth = (
-        random.normal(size=(60, 2)) @ random.normal(size=(2, 40)) + random.normal(size=(60, 1)) + 3
-    )
-    users, items = np.nonzero(random.random(truth.shape) < 0.8)
-    return truth, Ratings(60, 40, users, items, truth[users, items])
-
-
-def some(ratings, chosen):
-    return Ratings(
-        60, 40, *(column[chosen] for column in (ratings.users, ratings.items, ratings.values))
-    )
-
-
-def test_users_who_come_later(rank_two, monkeypatch):
-    """New users are fitted to their known ratings nearly as well as by training with them."""
-    monkeypatch.setattr("fedrec.baselines.ratings._EPOCHS", 300)
-    truth, ratings = rank_two
-    early = ratings.users < 50
-    model = Svd(SvdConfig(factors=4, learning_rate=0.02, regularisation=0.005))
-    model.fit_ratings(some(ratings, early))
-    late = np.repeat(np.arange(50, 60), 40), np.tile(np.arange(40), 10)
-    predicted = model.predict(ratings, *late)
-    assert np.sqrt(np.square(predicted - truth[late]).mean()) < truth[50:].std() / 3
-    np.testing.assert_array_equal(predicted, model.predict(some(ratings, ~early), *late))
-    alone = model.predict(some(ratings, ratings.users == 55), np.full(40, 55), np.arange(40))
-    np.testing.assert_allclose(alone, predicted[200:240])
-
-
-def test_it_equals_surprise(rank_two):
-    """From the same factors: factors and biases to 1e-10."""
-    surprise = pytest.importorskip("surprise")
-    import pandas as pd
-
-    _, ratings = rank_two
-    frame = pd.DataFrame({"user": ratings.users, "item": ratings.items, "value": ratings.values})
-    scale = float(ratings.values.min()), float(ratings.values.max())
-    data = surprise.Dataset.load_from_df(
-        frame, surprise.Reader(rating_scale=scale)
-    ).build_full_trainset()
-    reference = surprise.SVD(n_factors=5, n_epochs=20, random_state=7)
-    reference.fit(data)
-    random = np.random.RandomState(7)
-    users, items = random.normal(0, 0.1, (60, 5)), random.normal(0, 0.1, (40, 5))
-    order = np.array([data.to_inner_iid(item) for item in range(40)])
-    model = FromGiven(SvdConfig(factors=5), users, items[order])
+    columns = np.nonzero(random.random((6, 5)) < 0.7)
+    values = random.normal(3, 1, len(columns[0]))
+    ratings = Ratings(7, 5, *columns, values)
+    model = made("svd", factors=2, seed=4)
     model.fit_ratings(ratings)
-    np.testing.assert_allclose(model._users, reference.pu, atol=1e-10)
-    np.testing.assert_allclose(model._items, reference.qi[order], atol=1e-10)
-    np.testing.assert_allclose(model._item_biases, reference.bi[order], atol=1e-10)
-    predicted = model.predict(ratings, np.array([3, 50]), np.array([9, 0]))
-    np.testing.assert_allclose(
-        predicted, [reference.predict(3, 9).est, reference.predict(50, 0).est], atol=1e-10
-    )
+    drawn = stream(4, "baseline-svd")
+    p, q = drawn.normal(0, 0.1, (7, 2)), drawn.normal(0, 0.1, (5, 2))
+    of_user, of_item, mean = np.zeros(7), np.zeros(5), values.mean()
+    for _ in range(20):
+        for u, i, value in zip(*columns, values, strict=True):
+            error = value - mean - of_user[u] - of_item[i] - p[u] @ q[i]
+            of_user[u] += 0.005 * (error - 0.02 * of_user[u])
+            of_item[i] += 0.005 * (error - 0.02 * of_item[i])
+            both = error * q[i] - 0.02 * p[u], error * p[u] - 0.02 * q[i]
+            p[u], q[i] = p[u] + 0.005 * both[0], q[i] + 0.005 * both[1]
+    p[6] = 0.0
+    expected = mean + of_user[:, None] + of_item + p @ q.T
+    found = model.predict(ratings, *np.divmod(np.arange(35), 5))
+    np.testing.assert_allclose(found, expected.clip(values.min(), values.max()).ravel())
 
 
 # WARP against `lightfm-next`, its weights by formula, side features, and users who are folded in.

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbourhoods, predicted ratings, sequences, and PrivRec in one place."""
-
-from dataclasses import replace
+"""Neighbourhoods, predicted ratings and sequences."""
 
 import numpy as np
 import pytest
@@ -9,10 +7,8 @@ import torch
 
 from fedrec.baselines.base import Histories, Ratings
 from fedrec.baselines.neighbours import NeighbourConfig, _nearest_rows, _row_similarities
-from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.rng import stream, torch_stream
 from tests.fedrec.baselines.histories import fitted, histories_of, made, published_fold
 
 
@@ -47,15 +43,9 @@ def test_planted_neighbourhoods_are_found():
     floor = rmse(data, "item-mean")
     assert rmse(data, "pcc") < 0.5 * floor
     steps = {"epochs": 60, "batch": None, "learning_rate": 0.5, "regularisation": 0.0}
-    assert rmse(data, "pnbm", **steps, start="pearson") < 0.5 * floor
+    assert rmse(data, "pnbm", **steps) < 0.5 * floor
     # items of the other group have negative weights
     assert rmse(data, "pcc") < rmse(data, "pcc", positive_only=True)
-
-
-def test_cosine_start_and_no_epochs_is_cosine():
-    data = planted()
-    started = rmse(data, "pnbm", epochs=0, start="cosine")
-    assert started == pytest.approx(rmse(data, "cos"), abs=1e-12)
 
 
 def test_without_noise_and_within_its_bounds_algorithm_one_is_plain_descent():
@@ -240,68 +230,6 @@ def test_published_folds_of_rating_baselines():
         errors.append([found["item-mean"]["rmse"], found["biased-mf"]["rmse"]])
     means = np.mean(errors, axis=0)
     assert means[0] == pytest.approx(1.0246, abs=3e-4) and means[1] < 0.935, means
-
-
-# Centralised PrivRec: its first round by plain gradient descent, its accuracy, and users without
-# features.
-
-SMALL = {"embedding": 6, "hidden": [8, 4], "negatives": 5, "batch_size": 32}
-
-
-@pytest.fixture(scope="module")
-def grouped(taste):
-    """Users in two groups, with two side features, one of which identifies the group."""
-    group = Feature.single("group", [f"g{user % 2}" for user in range(40)])
-    other = Feature.single("other", [f"o{user % 3}" for user in range(40)])
-    genre = Feature.multiple("genre", [["a", "b"] if item < 9 else ["c"] for item in range(20)])
-    return replace(
-        taste,
-        user_features=FeatureTable(40, (group, other)),
-        item_features=FeatureTable(20, (genre,)),
-    )
-
-
-def test_the_first_round_of_one_user_is_plain_gradient_descent(grouped):
-    """Fine-tuning for a user: each batch by automatic differentiation on full tables."""
-    model = fitted("privrec", grouped, **SMALL, rounds=1, users=1, epochs=2)
-    user = int(stream(0, "baseline-privrec-users", 0).choice(40, 1, replace=False)[0])
-    theta = model._model.initial(torch_stream(0, "baseline-privrec"))
-    batches = model._batches(
-        np.unique(grouped.block(user, user + 1).items),
-        20,
-        stream(0, "baseline-privrec-examples", 0, user),
-    )
-    codes = tuple(torch.tensor([[code]]) for code in (user % 2, user % 3))
-    for step, size in enumerate(batches.sizes):
-        parameters = {name: value.unsqueeze(0).requires_grad_() for name, value in theta.items()}
-        items, labels = (
-            torch.from_numpy(part[step, :size])[None] for part in (batches.items, batches.labels)
-        )
-        loss = model._model.loss(model._model.predict(parameters, codes, items), labels).sum()
-        slopes = torch.autograd.grad(loss, list(parameters.values()))
-        late = step >= len(batches.sizes) - batches.last_epoch
-        for name, slope in zip(parameters, slopes, strict=True):
-            factor = (
-                1000.0 * late if name == "item.id" else 0.3 if name.startswith("layer") else 1.0
-            )
-            theta[name] = theta[name] - 0.3 * factor * slope[0]
-    for name, value in theta.items():
-        torch.testing.assert_close(model._theta[name], value, rtol=1e-4, atol=1e-5)
-
-
-def test_it_finds_each_users_own_half(grouped, monkeypatch):
-    monkeypatch.setattr("fedrec.baselines.privrec._ITEM_RATE", 100.0)
-    model = fitted("privrec", grouped, **SMALL, rounds=40)
-    lower, upper = model.scores(grouped).split(10, dim=1)
-    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
-    assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
-
-
-def test_users_without_known_items_are_scored(grouped):
-    """Users without features and without items."""
-    model = fitted("privrec", grouped, **SMALL, rounds=2)
-    scores = model.scores(histories_of([[], []], 20))
-    assert scores.isfinite().all() and torch.equal(scores[0], scores[1])
 
 
 # SASRec and GRU4Rec trained in one place, beside `cornac`: people who walk from item to item.

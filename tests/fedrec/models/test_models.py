@@ -224,20 +224,6 @@ def test_requested_rows_are_those_of_the_whole_tables(parameters):
     torch.testing.assert_close(low, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_of_requested_rows_are_right(parameters):
-    """The closed-form backward pass against finite differences, also for an item requested
-    twice."""
-    double = {name: value.double().requires_grad_() for name, value in parameters.items()}
-    users, lists = torch.tensor([1, 4]), [np.array([0, 10]), np.array([3, 10])]
-    requests = ItemRequests.of(users.numpy(), lists)
-    names = ("user.id", "item.low.matrix", "item.low.offset", "item.hidden.weight")
-
-    def rows(*values):
-        return generate({**double, **dict(zip(names, values, strict=True))}, users, requests)[1]
-
-    assert torch.autograd.gradcheck(rows, tuple(double[name] for name in names))
-
-
 def test_the_servers_parameters_are_refused_on_the_device(model, parameters):
     with pytest.raises(ExperimentError, match="parameters that the server generates"):
         model.predict(

@@ -12,14 +12,11 @@ from scipy.stats import kstest
 
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import FeatureTable, Schema, Vectors
-from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.models.priors import _read_glove, _UserPriors, _word_vectors, user_priors
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.models.vae import Vae, VaeConfig
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
-from fedrec.report.inputs import system_inputs
-from tests.runs import assert_close, assert_same_run, resumed
 
 # PrivRec's network against an implementation with `nn.Embedding` and `nn.Linear`, and against
 # equations 1 and 2.
@@ -74,17 +71,6 @@ def test_predictions_and_gradients_equal_those_of_plain_modules(
         for name, leaf in plain.values.items():
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_ranking_loss_is_equation_2(make):
-    logits, labels = torch.tensor([[2.0, -1.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-
-    def entropy(logit, label):
-        probability = 1 / (1 + math.exp(-logit))
-        return -math.log(probability) if label else -math.log(1 - probability)
-
-    expected = [(entropy(2, 1) + entropy(-1, 0)) / 2, (entropy(0, 0) + entropy(0.5, 1)) / 2]
-    assert make().loss(logits, labels).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_shapes_and_names_hold_no_user(make):
@@ -183,31 +169,6 @@ def test_dense_vectors_enter_by_a_projection():
     spread = torch.linalg.svdvals(unit - unit.mean(0))[:2]
     start = fresh(started)["item.id"]
     torch.testing.assert_close(start.norm(dim=0), spread, rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture
-def covers(tmp_path):
-    """Overrides that give the tiny experiment's items vectors."""
-
-    def overrides(items):
-        np.save(tmp_path / "cover.npy", np.random.default_rng(1).normal(size=(items, 3)))
-        lines = [str(item) for item in range(1, items + 1)]
-        (tmp_path / "cover.txt").write_text("\n".join(lines))
-        return f"dataset.item-vectors=['{tmp_path / 'cover.npy'}']"
-
-    return overrides
-
-
-def test_runs_with_vectors_train_the_projection_and_go_on(run_tiny, load_tiny, covers):
-    items = Population.of(load_tiny()).interactions.num_items
-    vectors = covers(items)
-    whole = run_tiny(vectors, "rounds=3", output="whole")
-    one = run_tiny(vectors, "rounds=3", "engine.path=reference", output="one")
-    assert_close(whole.parameters, one.parameters, atol=1e-4)
-    first = run_tiny(vectors, "rounds=1", output="first").parameters["item.cover"]
-    assert (whole.parameters["item.cover"] != first).all()
-    assert_same_run(resumed(run_tiny, vectors, "rounds=3", after=1), whole)
-    assert system_inputs(whole)["tiny"].item_features[-1] == "cover"
 
 
 WORDS = (("F", "M"), ("artist", "doctor", "none"))

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedrec.data.interactions import FeatureTable, Schema, Vectors
-from fedrec.errors import ExperimentError
 from fedrec.models.sequential import (
     Dropout,
     Gru4Rec,
@@ -26,7 +25,7 @@ ITEMS = 11
 WIDTH = 6
 SEQUENCES = torch.tensor([[3, 0, 7, 7], [5, 2, -1, -1], [9, -1, -1, -1]])
 KINDS = [
-    (SasRec, SasRecConfig(width=WIDTH, longest=4, heads=2)),
+    (SasRec, SasRecConfig(width=WIDTH, longest=4)),
     (Gru4Rec, Gru4RecConfig(width=WIDTH, longest=4, layers=2)),
 ]
 both = pytest.mark.parametrize(("kind", "config"), KINDS, ids=["sasrec", "gru4rec"])
@@ -59,7 +58,7 @@ def sasrec_states(parameters, sequence):
     values = values + parameters["place"][0][:count].flip(0)
     for block in ("block0", "block1"):
         layer = nn.TransformerEncoderLayer(
-            WIDTH, 2, WIDTH, 0.0, norm_first=True, batch_first=True, dtype=torch.float64
+            WIDTH, 1, WIDTH, 0.0, norm_first=True, batch_first=True, dtype=torch.float64
         )
         layer.self_attn.in_proj_weight.data = parameters[f"{block}.attention.weight"][0].T
         layer.self_attn.in_proj_bias.data = parameters[f"{block}.attention.bias"][0]
@@ -277,8 +276,3 @@ def test_vectors_add_their_projection_to_the_embeddings_at_both_ends(kind, confi
     torch.testing.assert_close(
         sequence_loss(model, parameters, *given), sequence_loss(plain, by_hand, *given)
     )
-
-
-def test_heads_divide_the_width():
-    with pytest.raises(ExperimentError, match="heads"):
-        SasRecConfig.parse({"width": 6, "heads": 4})
