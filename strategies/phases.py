@@ -282,9 +282,17 @@ class _Averaging(CohortStrategy):
 
     config: MeansStartConfig
 
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
+        if "item.mean" not in theta or "item.count" not in theta:
+            raise ExperimentError(
+                "the model has no item means",
+                got=", ".join(theta),
+                fix="set model.name = 'pnbm', or another strategy",
+            )
+
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         scale = self.config.scale
-        start = theta["item.mean"].mean()  # the clients' step has checked that there are means
+        start = theta["item.mean"].mean()
         if abs(float(start) - sum(scale) / 2) > 1e-3:
             raise ExperimentError(
                 "the rating scales differ",

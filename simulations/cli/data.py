@@ -89,10 +89,10 @@ def _info(name: Name) -> None:
     """Read and verify a dataset, and print its statistics."""
     reader = _reader(resolve(DATASET, name), name)
     data = reader.described(reader.read())
-    users, items, rows = data.num_users, data.num_items, len(data)
-    typer.echo(f"{name}: {users:,} users, {items:,} items, {rows:,} interactions")
-    times = "yes" if data.times is not None else "no"
-    typer.echo(f"density {rows / max(users * items, 1):.4%}, times {times}")
+    size = f"{data.num_users:,} users, {data.num_items:,} items, {len(data):,} interactions"
+    density = len(data) / max(data.num_users * data.num_items, 1)
+    typer.echo(f"{name}: {size}")
+    typer.echo(f"density {density:.4%}, times {'yes' if data.times is not None else 'no'}")
     if data.ratings is not None:
         counts = pd.Series(data.ratings).value_counts().sort_index()
         shown = [f"{value:g}: {count:,}" for value, count in counts.head(12).items()]

@@ -450,6 +450,8 @@ class StrategyContract(RunContract):
         identify_server()
         strategy, aggregates = self._private()
         theta = {name: np.ones(shape, np.float32) for name, shape in _SHAPES.items()}
+        for part in strategy.phases().values():
+            part.check_parameters(theta)
         grid: Any = None
         sent = list(strategy.configure_train(1, to_record(theta), ConfigRecord(), grid))
         updates = {client: odd if client == 4 else _update(client) for client in range(_CLIENTS)}

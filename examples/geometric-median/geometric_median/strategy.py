@@ -47,7 +47,7 @@ class GeometricMedian(CohortStrategy):
         if each is None:
             return theta
         updates = {
-            name: np.stack([dense_change(own) for own in each.changes(name, table)])
+            name: np.stack([dense_change(own) for own in each.updates.changes(name, table)])
             for name, table in theta.items()
         }
         return apply_changes(theta, self.median(updates), self.config.server_lr)
