@@ -95,7 +95,7 @@ def counts() -> dict[str, int]:
     contracts = [file.read_text() for file in (ROOT / "simulations" / "contracts").glob("*.py")]
     oracles = {name: set(_ORACLES.findall(text)) for name, text in tests.items()}
     deployed = [text for text in tests.values() if "pytestmark = [pytest.mark.deployment" in text]
-    audited = tests["fedrec/attacks/test_audit_bounds.py"]
+    audited = tests["simulations/attacks/test_audit_bounds.py"]
     broken = re.findall(
         r'variant == "([a-z][^"]+)"|"([a-z][^"]+)": (?:NOISE / |\d(?:,|}\.))', audited
     )

@@ -3,8 +3,8 @@
 test the claim of each phase with noise.
 
 Sampler, strategy, messages, clip and noise are those of the experiment: they are what is tested
-(`simulations.attacks.systems` has what is added, `fedrec.attacks` the statistics). The claim is
-what the run's privacy ledger states.
+(`simulations.attacks.systems` has what is added, `simulations.attacks.bounds` the statistics). The
+claim is what the run's privacy ledger states.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 from pydantic import Field
 
-from fedrec.attacks.audit import Audit, Audited, audit, check_charges
-from fedrec.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from fedrec.components.registry import MODEL
 from fedrec.components.sections import component_of
 from fedrec.config import Config
@@ -39,6 +37,8 @@ from server.checkpoint import make_strategy, reading
 from server.cohort import SampledCohorts
 from server.privacy.guard import PhasePlans
 from simulations.attacks.base import Attack, Attacked, AttackOutcome, AttackRun
+from simulations.attacks.bounds import Audit, Audited, audit, check_charges
+from simulations.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from simulations.attacks.systems import changes_for, kind_of
 from strategies.base import Aggregate, parts_of
 

@@ -16,7 +16,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedrec.attacks.inference import (
+from fedrec.components.registry import ATTACK
+from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
+from fedrec.config import Config, did_you_mean
+from fedrec.data.population import POPULATIONS, Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment.phases import step_table
+from fedrec.experiment.schema import Experiment, load
+from fedrec.rng import seed_sequence
+from fedrec.runtime.files import finite, write_json
+from server.callbacks import Callback
+from simulations.attacks.inference import (
     Describer,
     Figure,
     Inference,
@@ -29,16 +39,6 @@ from fedrec.attacks.inference import (
     measure,
     one_hot,
 )
-from fedrec.components.registry import ATTACK
-from fedrec.components.sections import Section, component_errors, component_of, refuse_wrong
-from fedrec.config import Config, did_you_mean
-from fedrec.data.population import POPULATIONS, Population
-from fedrec.errors import ExperimentError
-from fedrec.experiment.phases import step_table
-from fedrec.experiment.schema import Experiment, load
-from fedrec.rng import seed_sequence
-from fedrec.runtime.files import finite, write_json
-from server.callbacks import Callback
 from simulations.attacks.systems import (
     TrainedSystem,
     TrainingClients,
@@ -110,7 +110,7 @@ class AttackOutcome:
     """The outcome of an attack.
 
     Attributes:
-        figures: measured figures, such as a `fedrec.attacks.inference.Success`.
+        figures: measured figures, such as a `simulations.attacks.inference.Success`.
         table: plain values, saved as JSON.
         rows: a table to print; the first row has the column titles.
         lines: text to print below the table.
@@ -320,7 +320,7 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
 # attributes of users.
 
 # PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
-# `fedrec.attacks.inference` has the forest, and lists what the paper leaves open.
+# `simulations.attacks.inference` has the forest, and lists what the paper leaves open.
 
 _SHADOW = "shadow"
 _LENGTH = 10
@@ -396,8 +396,8 @@ class PrivRecAttack(MembershipAttack):
 # member.
 #
 # Where this differs from the paper: it compares the loss of one example with the mean training
-# loss; here a user is the unit, its fit is a mean over its rows (`fedrec.attacks.inference`), and
-# the median of all users replaces the mean loss.
+# loss; here a user is the unit, its fit is a mean over its rows (`simulations.attacks.inference`),
+# and the median of all users replaces the mean loss.
 
 
 class Fit(MembershipAttack):
@@ -419,7 +419,7 @@ class Fit(MembershipAttack):
 
 
 # The likelihood-ratio attack (Carlini et al. 2022): shadow federations on random halves of the
-# users, and a target; `fedrec.attacks.inference` has the statistic.
+# users, and a target; `simulations.attacks.inference` has the statistic.
 
 
 class LiraConfig(MembershipConfig):
@@ -460,7 +460,7 @@ class Lira(Fit):
 
 
 # Attribute inference: from profiles, from recommendation lists without items of the user's real
-# training rows, or from clients' updates; `fedrec.attacks.inference` has the attacker.
+# training rows, or from clients' updates; `simulations.attacks.inference` has the attacker.
 
 
 class AttributeConfig(Config):

@@ -22,7 +22,6 @@ from clients.node import Node
 from clients.round import train_each
 from clients.step import StepConfig, private_names
 from clients.steps.descent import Update, one_by_one
-from fedrec.attacks.canaries import CanaryPlan, Directions, Kind
 from fedrec.components import registry
 from fedrec.components.registry import DATASET, MODEL, SPLIT, STEP, STRATEGY, resolve
 from fedrec.components.sections import Section, component_of, component_settings, fields_of
@@ -47,6 +46,7 @@ from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from fedrec.training.block import Block
 from fedrec.training.results import BlockUpdate
+from simulations.attacks.canaries import CanaryPlan, Directions, Kind
 from simulations.recommending import with_parameters
 
 # Training users of an attack's systems, drawn from the attack's seed, and a split for them.
@@ -262,7 +262,7 @@ class Reserved(Model):
 # Sampler, clip, sum and noise treat a canary like any other client, and these are what an audit
 # tests. The other clients do exactly the same as without an audit, in blocks if their step supports
 # it. Symmetric matrices are summed as whole squares, as their noise is measured in the
-# antisymmetric part (`fedrec.attacks.canaries`).
+# antisymmetric part (`simulations.attacks.canaries`).
 
 
 EXAMPLES = 1000

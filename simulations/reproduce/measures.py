@@ -17,7 +17,6 @@ import torch
 
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.node import Node
-from fedrec.attacks.audit import audit_one_rating
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.private.ratings import DpsgdPnbmConfig
 from fedrec.baselines.ratings import Svd, SvdConfig
@@ -40,6 +39,7 @@ from fedrec.protocol.messages import EvaluateOrder
 from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations.attacks.base import run_attack
+from simulations.attacks.bounds import audit_one_rating
 from simulations.recommending import with_parameters
 from simulations.studies.declaration import Found, TaskJob
 from simulations.studies.runs import SYSTEM, finished, values

@@ -10,7 +10,6 @@ import torch
 from clients.node import Node
 from clients.round import train_clients
 from clients.step import keeps_state, private_names
-from fedrec.attacks.canaries import CanaryPlan
 from fedrec.data.interactions import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic, SyntheticConfig
@@ -25,6 +24,7 @@ from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.base import run_attack
+from simulations.attacks.canaries import CanaryPlan
 from simulations.attacks.systems import (
     EXAMPLES,
     Reserved,

@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from fedrec.attacks.audit import check_charges
-from fedrec.attacks.canaries import CanaryPlan
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.accountant import Charge
@@ -17,6 +15,8 @@ from fedrec.rng import Reproducible
 from fedrec.runs.folder import RunFolder
 from simulations.attacks.audit import _charged_claim, _noisy_plans
 from simulations.attacks.base import run_attack
+from simulations.attacks.bounds import check_charges
+from simulations.attacks.canaries import CanaryPlan
 from strategies import base
 from tests.simulations.helpers import experiment_on, synthetic
 

@@ -16,12 +16,12 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.attacks.audit import CONFIDENCE, clopper_pearson, mean_of, wilson
 from fedrec.data.interactions import FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.nn.layers import AdamW, glorot
 from fedrec.privacy.statement import attack_ceiling
 from fedrec.rng import seed_sequence, stream, torch_stream
+from simulations.attacks.bounds import CONFIDENCE, clopper_pearson, mean_of, wilson
 
 if TYPE_CHECKING:
     from fedrec.data.population import Population

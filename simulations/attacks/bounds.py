@@ -15,11 +15,11 @@ from scipy.optimize import brentq
 from scipy.special import bdtr, bdtrc, betaincinv, expit, ndtr, ndtri
 from scipy.stats import binomtest, chi2, t
 
-from fedrec.attacks.canaries import Observations, PrivacyClaim, all_scores
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.private.ratings import DpsgdPnbm, DpsgdPnbmConfig, sensitivity
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.rng import stream
+from simulations.attacks.canaries import Observations, PrivacyClaim, all_scores
 
 # A lower bound on epsilon from one run (Steinke, Nasr and Jagielski 2023, theorem 5.2).
 #
