@@ -2,8 +2,6 @@
 """The Flower ClientApp of a node, the node that a Flower context describes, and the time limits of
 its work."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import time

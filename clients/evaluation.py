@@ -8,8 +8,6 @@ for them, sums over the clients for the metrics of all lists. None of this is pr
 simulations. Real nodes send metrics as often as their owners allow, and no sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 

@@ -8,8 +8,6 @@ attacks is not in this package, and the nodes of deployments refuse every experi
 adversary (`clients.device.policy`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ participation is recorded before its training starts, so a node that is killed c
 rounds rather than too few.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

@@ -6,8 +6,6 @@ depend neither on the order of messages nor, up to the last float32 digit, on ho
 the work.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

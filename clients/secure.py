@@ -14,8 +14,6 @@ same nodes and survivors, unless clients add noise: the difference of two sums i
 contribute.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial

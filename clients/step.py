@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of steps: the work of a client on its own data in one round."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self, TypeAlias

@@ -9,8 +9,6 @@ node has one channel key per run and at most one session, with the states `share
 deleted, in this order; no session begins twice. Nothing of it is ever logged.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

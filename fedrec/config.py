@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of all configurations: frozen, strict, kebab-case in TOML, one docstring per field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase

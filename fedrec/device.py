@@ -7,8 +7,6 @@ except fine-tuning, and the linear systems of steps that solve for factors, beca
 products need not be positive definite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

@@ -13,8 +13,6 @@ seconds, where a megabyte has 10^6 bytes, and both messages have the size of all
 FedScale.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

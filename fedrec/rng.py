@@ -11,8 +11,6 @@ They are float64: noise that is rounded before it is added
 (`fedrec.privacy.mechanisms.add_noise`) would leave the low bits of a float64 sum unprotected.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

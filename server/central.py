@@ -5,8 +5,6 @@ A resumed run continues with the next system. A private system that was interrup
 fitted is fitted again, with the same noise: it is the same release and costs nothing more.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

@@ -2,8 +2,6 @@
 """Evaluation of the global parameters on the clients, the same for every strategy, and early
 stopping on validation users."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 """Nodes of a run as the loop sees them, and the exchange of messages with them, in synchronous and
 asynchronous rounds."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

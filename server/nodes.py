@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes of a run: their replies, dropped replies, item requests, and the clients of each."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

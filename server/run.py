@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Execution of a run folder on a grid, Flower's ServerApp, and the rounds of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import logging
@@ -27,7 +25,6 @@ from threadpoolctl import threadpool_limits
 
 from fedrec.components.registry import MODEL, STRATEGY
 from fedrec.components.sections import component_errors, finite, named, refuse_other_arrays
-from fedrec.data.client_data import tied_share
 from fedrec.data.perturbation import perturbation_of
 from fedrec.data.population import POPULATIONS, adversary_words
 from fedrec.errors import ClientError, ExperimentError, RunError
@@ -37,7 +34,7 @@ from fedrec.kernel.compiled import is_compiled
 from fedrec.models.privrec import PrivRecConfig
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
-from fedrec.runs.folder import TIED_SHARE, Result, RunFolder
+from fedrec.runs.folder import Result, RunFolder
 from fedrec.runs.ids import default_folder
 from fedrec.runtime.files import parse_json
 from fedrec.runtime.process import interrupting, raise_if_interrupted
@@ -409,9 +406,7 @@ class _Loop:
         cost = _cost(state)
         if self.experiment.hides_cohorts:
             del seconds["training"], cost["peak-memory-mib"]
-        run.write_result(
-            result, {"seconds": seconds, "cost": cost, **_tied_times(self.experiment), **reports}
-        )
+        run.write_result(result, {"seconds": seconds, "cost": cost, **reports})
         return result
 
     def _evaluate_all(self, arrays: ArrayRecord, number: int, *, fine_tune: bool) -> Evaluated:
@@ -508,14 +503,6 @@ def _cost(state: State) -> dict[str, float]:
         if all(name in row for row in state.rounds)
     }
     return {"parameter-bytes": size, **sent, "peak-memory-mib": peak}
-
-
-def _tied_times(experiment: Experiment) -> dict[str, float]:
-    """Share of rows with tied times; reported only for a user's own table without privacy."""
-    if experiment.dataset.name != "table" or experiment.privacy is not None:
-        return {}
-    data = POPULATIONS.population(experiment).interactions
-    return {} if data.times is None else {TIED_SHARE: tied_share(data)}
 
 
 # Reports the nodes' training paths, and compiles what is not in the cache.

@@ -9,8 +9,6 @@ A container is checked every few seconds, so little is imported here: the comman
 takes a second of a core to start.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import ssl

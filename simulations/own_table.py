@@ -19,8 +19,6 @@ popularity with the whole budget. What settings take from the table is in
 `simulations.table_facts`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -7,8 +7,6 @@ its node. Items with a row of the user in any part of the data are not recommend
 is given, all rows of a user count.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running, resuming and changing experiments, for the command line and `fedrec.run`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence

@@ -17,8 +17,6 @@ Where this differs from the paper: see `fedrec.privacy.plan` for the order of no
 rate, and `fedrec.privacy.clipping` for when updates are clipped.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 

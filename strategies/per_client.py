@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strategies that send each client its own parameters: FedGNN, GPFedRec and MetaMF."""
 
-from __future__ import annotations
-
 import fnmatch
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strategies in phases: two stages, or a special first round."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Robust aggregation: UNION, Bulyan, Krum, medians, trimmed means, and bounded norms."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 """Strategies that need only the sum of the clients' updates: they move the parameters by its mean
 (FedAvg, REPTILE, FedAdam), or solve a system from it, also for new items."""
 
-from __future__ import annotations
-
 import logging
 import math
 from abc import abstractmethod

@@ -8,8 +8,6 @@ experiment's seed. It does not report its users' groups. `clients.device.policy`
 experiments and orders it accepts.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Mapping

@@ -9,8 +9,6 @@ it the experiment's split divides the node's own rows.
 Interactions with items outside the catalogue are ignored. These data are never sent.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

@@ -9,8 +9,6 @@ and at least its protection. No setting may name a file of the node. The text of
 only what the server sent.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -24,8 +24,6 @@ alpha r, as in the `implicit` library, c = alpha r). Widely used code for FCF gi
 no weight; here they have 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -2,8 +2,6 @@
 """Shared code of steps: examples and sessions, gradient descent in blocks or one by one, and the
 contrastive step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -21,8 +21,6 @@ Where this differs from the paper:
   parameters are public.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Self

@@ -18,8 +18,6 @@ share of the positives, at random in each round, with negatives of their own eac
 have different rates (`rates`) in the adaptation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated, Literal

@@ -9,8 +9,6 @@ Where this differs from the paper: all examples of a client are one batch. For r
 items are drawn as negatives outside the training positives, new ones in each round.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

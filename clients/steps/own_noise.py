@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of users who add their own noise, and gradients of single examples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Self

@@ -2,8 +2,6 @@
 """Steps whose clients have a score function of their own and item embeddings of their own or beside
 the shared ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -12,8 +12,6 @@ Where this differs from the paper: the paper trains centrally, on batches of rat
 and adds noise to each entry.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -16,8 +16,6 @@ have in common (ANIL, Raghu et al. 2020, and FedRep, Collins et al. 2021, also t
 of a network differently).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Annotated, Literal

@@ -2,8 +2,6 @@
 """Steps without training: sums over a client's own history, such as products of items, counts and
 transitions."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping

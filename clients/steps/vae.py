@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local training on whole histories, and that of the variational autoencoder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -2,8 +2,6 @@
 """Systems that are computed without gradients: random order, popularity, own items again, a Markov
 chain of items, linear item-to-item systems, and systems that rank items by their vectors."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systems that predict ratings: matrix factorization by two methods, and item means."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registry of components: classes by name, for every kind, and their settings."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -2,8 +2,6 @@
 """Sections of an experiment (tables that name a component), overrides of single keys, and errors
 that name a faulty component."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Download, import, unpacking and atomic installation of datasets."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import http.client

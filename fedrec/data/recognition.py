@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recognition of the columns of a table, and of the separator and names in its first lines."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence

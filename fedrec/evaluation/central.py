@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation of centralised systems on the same rows and lists as federated ones."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

@@ -4,8 +4,6 @@ independently from the experiment, so that a node need not trust the server abou
 protection of a round.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ sources that others call. Numba itself is imported with the first function: that
 third of a second, which those who only look for the folder do not need.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

@@ -7,8 +7,6 @@ orders are Fisher and Yates' from masked ones. Python would take some 10 us to m
 one client.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from llvmlite import ir
 from numba import njit, types

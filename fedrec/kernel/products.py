@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products and activations in compiled code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

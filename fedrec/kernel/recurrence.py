@@ -6,8 +6,6 @@ product over all places.
 The forms are those of `fedrec.nn.layers`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

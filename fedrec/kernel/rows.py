@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory, rows, sums of clients' updates, and numbers of items in compiled code."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

@@ -26,8 +26,6 @@ are shown (`lists`), and so metrics of lists, depend on the order of the catalog
 first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any

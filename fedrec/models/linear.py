@@ -2,8 +2,6 @@
 """Models of whole histories without a network: item-to-item weights, transitions, a taste that each
 device fits, factors of items from their content, and neighbourhoods of rated items."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 
 import torch

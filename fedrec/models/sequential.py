@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of sequences: self-attention and a gated recurrent unit."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

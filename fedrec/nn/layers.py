@@ -2,8 +2,6 @@
 """Layers with a leading cohort dimension, their initial weights, declared models, and functions
 with custom gradients."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

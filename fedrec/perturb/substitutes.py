@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Substitutes for selected rows, and their similarity to the items that they replace."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal

@@ -19,8 +19,6 @@ Where this differs from the paper: algorithm 2 compares three neighbours even in
 two norms; here only norms that exist are compared.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

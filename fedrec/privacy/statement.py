@@ -2,8 +2,6 @@
 """Statements about an epsilon: its meaning and caveats, queries of the command line, and values
 that papers state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

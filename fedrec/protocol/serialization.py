@@ -8,8 +8,6 @@ Flower's own arrays are bytes from the start, so that every message copies every
 times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -2,8 +2,6 @@
 """Systems of runs as rows of a table, and their paired comparison over users: differences,
 intervals and tests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

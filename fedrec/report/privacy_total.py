@@ -6,8 +6,6 @@ covers the selection of a run, which then needs no additional noise. It holds fo
 the lines also state whose rows were used to choose settings.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence

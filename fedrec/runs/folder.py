@@ -297,7 +297,6 @@ FORMAT = 2
 metrics and raise an error."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
-TIED_SHARE = "share-of-rows-with-tied-times"  # in result.json
 
 
 class RunFolder:

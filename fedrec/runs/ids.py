@@ -2,8 +2,6 @@
 """Records of a run folder other than results: ids of the data, the environment, and its default
 path."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and folders: atomic writes, parsing of TOML and JSON, new folders, and SQLite files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """This process: signals that end it, forks, freed memory, and sleep times of loops."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

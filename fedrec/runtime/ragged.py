@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Integers in groups, and dictionaries in one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 

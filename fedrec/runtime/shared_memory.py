@@ -8,8 +8,6 @@ the others see. The memory has no name in the file system and is freed when its 
 even after a crash.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Mapping

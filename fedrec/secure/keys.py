@@ -15,8 +15,6 @@ are detected. Channel keys are used for a whole run; mask keys, as in the paper,
 was recovered from shares after its node dropped out would unmask the earlier rounds of that node.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping

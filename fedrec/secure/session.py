@@ -4,8 +4,6 @@ one attempt at one round. Nodes are identified by their positions in the list of
 caller exchanges the messages and checks only the lengths of the replies.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections.abc import Mapping, Sequence

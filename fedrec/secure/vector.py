@@ -7,8 +7,6 @@ every client changes by a symmetric matrix, the triangle. Counts and the loss ar
 the whole answer is masked.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of products and of transitions of items, and weights computed from them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple

@@ -14,8 +14,6 @@ library, so they live in `simulations.contracts` and are looked up by name on fi
 `fedrec.run` is.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -6,8 +6,6 @@ All dense parameters of a client are stored in one vector, so that one compiled 
 models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple

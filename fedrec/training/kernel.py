@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training a block of clients in native code, and whether that is possible."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """All SGD steps of a client in compiled code: input layer, descent, and additive embeddings."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

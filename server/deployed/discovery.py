@@ -14,8 +14,6 @@ Initial parameters are requested from a few nodes; they are a function of the ex
 nodes return the same bits, up to rounding differences between machines.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping

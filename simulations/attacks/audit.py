@@ -7,8 +7,6 @@ Sampler, strategy, messages, clip and noise are those of the experiment: they ar
 claim is what the run's privacy ledger states.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant, Charge, Ledger
 from fedrec.privacy.accounting.events import CorrelatedRounds
+from fedrec.privacy.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from fedrec.privacy.mechanisms import Banded, Gaussian, inverse
 from fedrec.privacy.plan import Plan
 from fedrec.runs.folder import Result, RunFolder
@@ -38,7 +37,6 @@ from server.cohort import SampledCohorts
 from server.privacy.guard import PhasePlans
 from simulations.attacks.base import Attack, Attacked, AttackOutcome, AttackRun
 from simulations.attacks.bounds import Audit, Audited, audit, check_charges
-from simulations.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from simulations.attacks.systems import changes_for, kind_of
 from strategies.base import Aggregate, parts_of
 

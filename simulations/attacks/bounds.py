@@ -2,8 +2,6 @@
 """Bounds on epsilon and point estimates from an audit's observations, checks of the noise and of
 one client's effect, and the verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +16,8 @@ from scipy.stats import binomtest, chi2, t
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.private.ratings import DpsgdPnbm, DpsgdPnbmConfig, sensitivity
 from fedrec.privacy.accounting.rdp import gdp_epsilon
+from fedrec.privacy.canaries import Observations, PrivacyClaim, all_scores
 from fedrec.rng import stream
-from simulations.attacks.canaries import Observations, PrivacyClaim, all_scores
 
 # A lower bound on epsilon from one run (Steinke, Nasr and Jagielski 2023, theorem 5.2).
 #

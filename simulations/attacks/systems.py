@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systems under attack: training users, canaries, and a trained system as an attacker sees it."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -40,13 +38,13 @@ from fedrec.models.linear import ProductsModel
 from fedrec.models.personal import MetaMf, generate
 from fedrec.nn.layers import KernelModel
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
+from fedrec.privacy.canaries import CanaryPlan, Directions, Kind
 from fedrec.protocol.messages import ItemQuery, TrainOrder
 from fedrec.protocol.updates import ClientArrays
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from fedrec.training.block import Block
 from fedrec.training.results import BlockUpdate
-from simulations.attacks.canaries import CanaryPlan, Directions, Kind
 from simulations.recommending import with_parameters
 
 # Training users of an attack's systems, drawn from the attack's seed, and a split for them.
@@ -262,7 +260,7 @@ class Reserved(Model):
 # Sampler, clip, sum and noise treat a canary like any other client, and these are what an audit
 # tests. The other clients do exactly the same as without an audit, in blocks if their step supports
 # it. Symmetric matrices are summed as whole squares, as their noise is measured in the
-# antisymmetric part (`simulations.attacks.canaries`).
+# antisymmetric part (`fedrec.privacy.canaries`).
 
 
 EXAMPLES = 1000

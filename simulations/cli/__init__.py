@@ -2,8 +2,6 @@
 """The command line: a command's module is imported when it runs, so that `fedrec --help` is
 fast."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -2,8 +2,6 @@
 """Commands `fedrec attack NAME EXPERIMENT` for all attacks, also from plug-ins, and `fedrec audit`.
 An attack's settings are options of its command."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from contextlib import closing

@@ -2,8 +2,6 @@
 """Commands about components: `fedrec list`, with experiments, their papers and files, and `fedrec
 new`."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import keyword

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands about data: `fedrec data`, `fedrec perturb` and `fedrec synthesise`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands about deployments: `fedrec deploy` and `fedrec client`."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from pathlib import Path

@@ -2,8 +2,6 @@
 """`fedrec doctor`: check the installation and the machine's resources. Each check has its own
 imports, so that one failure does not hide other results."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

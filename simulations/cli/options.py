@@ -130,9 +130,13 @@ Quiet = Annotated[bool, quiet("Print only the run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def with_engine(overrides: list[str] | None, engine: str | None) -> list[str]:
-    """Overrides, and the engine if one is named."""
-    return [*(overrides or []), *([] if engine is None else [f"engine.name={engine}"])]
+def with_engine(
+    overrides: list[str] | None, engine: str | None, device: str | None = None
+) -> list[str]:
+    """Overrides, and the engine and its device if they are named."""
+    named = {"engine.name": engine, "engine.device": device}
+    options = [f"{key}={value}" for key, value in named.items() if value is not None]
+    return [*(overrides or []), *options]
 
 
 def _options_of(config: type[Config]) -> Iterator[click.Option]:

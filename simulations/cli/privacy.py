@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fedrec privacy`: epsilon of a number of rounds, noise for a target epsilon, and explanations."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands about finished runs: recommend, report, compare and export."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that run experiments: `fedrec run`, `resume` and `demo`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -66,6 +64,9 @@ def run(
         list[str] | None, options.overrides("Override a key, such as strategy.server-lr=0.5.")
     ] = None,
     engine: Engine = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
+    ] = None,
     seed: Annotated[str | None, typer.Option(help="Seed of the run, as --set seed=1.")] = None,
     output: RunOutput = None,
     data: Annotated[
@@ -85,7 +86,7 @@ def run(
 ) -> None:
     """Run an experiment; or, with --data, train a federated recommender on your own table, and
     compare it with popularity and centralised EASE."""
-    settings = with_engine(overrides, engine) + ([] if seed is None else [f"seed={seed}"])
+    settings = with_engine(overrides, engine, device) + ([] if seed is None else [f"seed={seed}"])
     roles = {"user": user, "item": item, "rating": rating, "time": time}
     columns = {role: name for role, name in roles.items() if name is not None}
     vectors = tuple(item_vectors or ())

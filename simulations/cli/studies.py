@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that run many experiments: `fedrec sweep` and `fedrec reproduce`."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from pathlib import Path

@@ -3,8 +3,6 @@
 settings; and the contracts that share their tests: of samplers, callbacks, mechanisms,
 perturbations, compressions and poisoning attacks."""
 
-from __future__ import annotations
-
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping

@@ -7,8 +7,6 @@ communicate over TLS on loopback, with a certificate and a secret that are creat
 never leave it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

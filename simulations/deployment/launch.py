@@ -6,8 +6,6 @@ run configuration, and read their own data, never its `[dataset]`. Centralised b
 data of all clients and are left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

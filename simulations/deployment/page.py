@@ -7,8 +7,6 @@ on this machine unless another address is given, and answers only `GET /`. The k
 is readable by its owner only, and is sent as the password of HTTP's basic authentication.
 """
 
-from __future__ import annotations
-
 import base64
 import hmac
 import logging

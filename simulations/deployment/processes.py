@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a deployment: command lines and supervision."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -6,8 +6,6 @@ rows keep their order, the split is that of the whole dataset, and a client id i
 so every client draws the same random numbers. User u is on node u mod n, as in a simulation.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Flower's SuperLink with our patches (held polls of idle nodes, a longer wait for its database),
 and the operator's calls to it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -2,8 +2,6 @@
 """Flower's SuperNode and executors with our patches: sleep times, heartbeats, own code, a reply to
 every message, tasks in forks, and many pieces of a message in one call."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

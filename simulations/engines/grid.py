@@ -2,8 +2,6 @@
 """Grids of local nodes and the serial engine, the actor of a Ray node, and the private modules of
 Flower that they import."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -12,8 +12,6 @@ the object store on a cluster. Flower's own simulation is not used, because its 
 with the number of registered nodes and of messages in flight.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging

@@ -16,8 +16,6 @@ features (`feature:NAME`), and the user's own parameters, by their names; its ou
 every item. Shared parameters are constants of the graph.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Mapping

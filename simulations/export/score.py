@@ -9,8 +9,6 @@ are the user's history, and their items are not recommended. `user.npz` beside t
 data of the user's device: private parameters, and codes of features.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -6,8 +6,6 @@ items are excluded from the negatives, this ranking finds them. Without the leak
 were drawn equally often, and the ranking is at chance level.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 """Measures of reproduced tables: attacks, single systems, data and networks, epsilons and times;
 and for DP-VAE runs with the users' own noise, whole histories, and other systems."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

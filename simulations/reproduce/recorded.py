@@ -9,8 +9,6 @@ the 95 % interval if any, then the value of each draw (fold or else seed) if the
 rounded to four decimals. `inputs` are the non-empty training inputs of a row's system.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of a study: execution, workers, folder and progress."""
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

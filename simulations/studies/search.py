@@ -2,8 +2,6 @@
 """Plan of a sweep: its search space, its settings (the grid, random ones, or Optuna's proposals),
 and the private choice of one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of MovieLens, Gowalla, Frappe, Netflix and Amazon."""
 
-from __future__ import annotations
-
 import re
 from abc import abstractmethod
 from array import array

@@ -6,8 +6,6 @@ any other as text. A time may be a number (of seconds, milliseconds, microsecond
 since 1970, or any other that orders rows) or a date (ISO, or such as 26.05.2022; in UTC where no
 zone is given). Interactions have times in nanoseconds, so that fractions of seconds count."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

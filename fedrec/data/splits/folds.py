@@ -9,8 +9,6 @@ change the folds of others; folds have about the same size. Alternatively, the f
 `u1` to `u5` of MovieLens-100K allow comparison with published figures row by row.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, Self
 

@@ -7,8 +7,6 @@ and PrivRec's printed values. Costs add over events and phases. One `NonPrivate`
 total infinite; the epsilon of each phase is still reported, as if everything else were public.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -10,8 +10,6 @@ is correlated have a cost only together: the first one is charged for all that a
 others are recorded as covered.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

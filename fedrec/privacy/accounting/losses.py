@@ -31,8 +31,6 @@ one coordinate shifted by the L2 sensitivity.
 Sources: Balle, Barthe and Gaboardi 2018; Zhu, Dong and Wang 2022; Lebeda et al. 2024.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -10,8 +10,6 @@ Proposition 12 of Canonne, Kamath and Steinke (2020) gives the smaller
 for any order a > 1. At order infinity R is the pure epsilon, whatever delta is.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

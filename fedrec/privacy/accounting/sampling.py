@@ -8,8 +8,6 @@ number without replacement goes with replace-one (the number of clients is publi
 Poisson sampling with add-remove.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

@@ -18,13 +18,13 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import load
 from fedrec.models.base import Model
 from fedrec.models.personal import generate
+from fedrec.privacy.canaries import CanaryPlan
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.base import run_attack
-from simulations.attacks.canaries import CanaryPlan
 from simulations.attacks.systems import (
     EXAMPLES,
     Reserved,

@@ -10,13 +10,13 @@ import pytest
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import load
 from fedrec.privacy.accounting.accountant import Charge
+from fedrec.privacy.canaries import CanaryPlan
 from fedrec.privacy.mechanisms import Banded, Gaussian
 from fedrec.rng import Reproducible
 from fedrec.runs.folder import RunFolder
 from simulations.attacks.audit import _charged_claim, _noisy_plans
 from simulations.attacks.base import run_attack
 from simulations.attacks.bounds import check_charges
-from simulations.attacks.canaries import CanaryPlan
 from strategies import base
 from tests.simulations.helpers import experiment_on, synthetic
 

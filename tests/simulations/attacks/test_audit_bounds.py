@@ -14,6 +14,15 @@ from scipy.special import binom
 from fedrec.baselines.private.ratings import DpsgdPnbmConfig
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon
+from fedrec.privacy.canaries import (
+    CanaryPlan,
+    Directions,
+    Observations,
+    PrivacyClaim,
+    _final_scores,
+    _known_scores,
+    _trace_scores,
+)
 from simulations.attacks.bounds import (
     CUTS,
     Audited,
@@ -28,15 +37,6 @@ from simulations.attacks.bounds import (
     _one_run_epsilon,
     audit,
     audit_one_rating,
-)
-from simulations.attacks.canaries import (
-    CanaryPlan,
-    Directions,
-    Observations,
-    PrivacyClaim,
-    _final_scores,
-    _known_scores,
-    _trace_scores,
 )
 
 # Epsilon of a Gaussian release.
