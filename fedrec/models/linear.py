@@ -416,8 +416,10 @@ class Pnbm(HistoryModel):
         deviations = (histories - means) * known
         above = deviations.sum(-1, keepdim=True) - deviations
         below = known.sum(-1, keepdim=True) - known
-        similarities = self.similarities(parameters).clone()
-        similarities.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # an item is not its own neighbour
+        similarities = self.similarities(parameters)
+        # an item is not its own neighbour; ONNX has no diagonal to write to
+        diagonal = torch.diag_embed(similarities.diagonal(dim1=-2, dim2=-1))
+        similarities = similarities - diagonal + torch.eye(self.size, device=similarities.device)
         for client, counts in enumerate(parameters["item.count"]):
             chosen = self.chosen(counts)
             learned = similarities[client]

@@ -34,12 +34,21 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Known, Population, read_interactions
 from fedrec.data.splits.rules import partition_by
+from fedrec.errors import ComponentError
 from fedrec.experiment.schema import Experiment, load
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible, stream
 from fedrec.runs.folder import Result
 from server.callbacks import Callback
 from simulations import runner
+
+if not __debug__:  # every contract would pass
+    raise ComponentError(
+        "contract tests check nothing without assertions",
+        expected="Python with assertions",
+        got="python -O, or the environment variable PYTHONOPTIMIZE",
+        fix="run pytest without them",
+    )
 
 SMALL: dict[str, Any] = {
     "name": "contract",

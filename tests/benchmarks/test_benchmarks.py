@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmarks run on small sizes, and their declared studies hold."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -74,6 +74,31 @@ def test_a_licence_that_would_extend_to_fedrec_ends_the_release(tmp_path, licenc
     assert ("odd has" in errors) == refused and "fine" not in errors
 
 
+# Five questions of a new user, and the pages that answer them, at most two links from README.md.
+
+QUESTIONS = {
+    "my table": "docs/tutorials/own-data.md",
+    "a new strategy": "docs/guides/plugins.md",
+    "two real nodes": "docs/guides/deployment.md",
+    "what epsilon means": "docs/privacy.md",
+    "why numbers differ from a paper's": "docs/papers/privrec.md",
+}
+
+
+def linked(page: Path) -> set[Path]:
+    """The pages of the repository that a page links to."""
+    links = re.findall(r"\]\(([^)#:]+\.md)", page.read_text(encoding="utf-8"))
+    return {(page.parent / link).resolve() for link in links}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_answered_within_two_links(question):
+    first = linked(ROOT / "README.md")
+    assert all(page.exists() for page in first)
+    reached = first.union(*(linked(page) for page in first))
+    assert ROOT / QUESTIONS[question] in reached
+
+
 # docs/plugins.md has the contract of every kind of component, and for kinds with a template the
 # example that `fedrec new` writes, which runs with its TOML; for the others a built-in one.
 

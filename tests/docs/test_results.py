@@ -2,8 +2,6 @@
 """Recorded numbers: pages are filled from them, what a page tells to run has numbers, entries are
 of studies that exist, and what is quick comes out as recorded."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

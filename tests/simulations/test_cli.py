@@ -99,6 +99,13 @@ def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
     assert [line.split()[1] for line in one.splitlines()] == available_names(STRATEGY)
 
 
+def test_data_are_listed_and_described(fedrec):
+    assert "synthetic" in fedrec("data", "list")[1]
+    code, out, _ = fedrec("data", "info", "synthetic")
+    assert code == 0 and out.startswith("synthetic: 600 users, 400 items")
+    assert "user feature gender" in out and "fingerprint" in out
+
+
 def test_help_imports_nothing_heavy():
     heavy = {"torch", "ray", "flwr", "pandas", "numpy", "scipy", "pydantic", "autodp"}
     script = (

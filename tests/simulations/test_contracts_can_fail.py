@@ -3,6 +3,8 @@
 
 import inspect
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from fedrec.config import Config
 from fedrec.data.interactions import FeatureNames
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.rules import Partition, UserHoldout
-from fedrec.errors import ClientError
+from fedrec.errors import ROOT, ClientError
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
 from fedrec.perturb.substitutes import RandomReplacement
@@ -349,3 +351,9 @@ def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch
     monkeypatch.setattr(contract, "_private", other)
     with pytest.raises(AssertionError):
         TestPrivateUserVectors().test_many_clients_at_once_equal_one_by_one(tmp_path)
+
+
+def test_contracts_without_assertions_are_refused():
+    command = [sys.executable, "-O", "-c", "from fedrec.testing import StepContract"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode and "contract tests check nothing without assertions" in done.stderr
