@@ -298,8 +298,8 @@ def _balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
 # The clients of a federation, and the node that hosts each.
 #
 # Flower's node ids are random numbers, so the server asks every node once which clients it hosts.
-# Nodes are ordered by the partition that they report, which makes sums and results independent of
-# Flower's ids.
+# Simulated nodes are ordered by the partition that they report, which makes sums and results
+# independent of these ids; real nodes keep the id of their key, and are ordered by it.
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,7 +307,7 @@ class Roster:
     """Nodes of a federation, and their clients.
 
     Attributes:
-        nodes: Flower's node ids, in the order of the nodes' partitions.
+        nodes: Flower's node ids, in the order of partitions, or of ids for real nodes.
         presences: the reply of each, in the same order.
     """
 
