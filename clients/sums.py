@@ -135,7 +135,7 @@ class CompressedUpdates:
                     name: dense_change(update[name]) - dense_change(decoded[name]) for name in names
                 }
                 self.errors[client] = {
-                    f"{_KEPT}{name}": _kept(value.astype(np.float32), name in tables)
+                    f"{_KEPT}{name}": _as_state(value.astype(np.float32), name in tables)
                     for name, value in left.items()
                 }
             if clip is None and share != 1:
@@ -176,7 +176,7 @@ def _in_form(change: Change, table: bool) -> Change:
     return SparseUpdate(change.shape, rows, change[rows])
 
 
-def _kept(left: np.ndarray, table: bool) -> np.ndarray | list[SparseUpdate]:
+def _as_state(left: np.ndarray, table: bool) -> np.ndarray | list[SparseUpdate]:
     """A retained part as the state of one client."""
     change = _in_form(left, table)
     return [change] if isinstance(change, SparseUpdate) else change[None]

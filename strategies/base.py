@@ -351,7 +351,7 @@ class CohortStrategy(_LoopEvaluates):
         """Add the nodes' sums of one parameter, in node order."""
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
-        return functools.reduce(lambda total, other: added(total, other), changes)
+        return functools.reduce(added, changes)
 
 
 def server_rate(config: Any, round_number: int) -> float:

@@ -177,6 +177,11 @@ Bits = Literal[2, 4, 8, 32]
 """Bits per number; 32: uncompressed."""
 
 
+def _steps_of(bits: Bits) -> int:
+    """Number of steps on either side of zero, with 2, 4 or 8 bits."""
+    return 2 ** (bits - 1) - 1
+
+
 def _quantised(
     values: np.ndarray, bits: Bits, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
@@ -194,7 +199,7 @@ def _quantised(
     if bits == 32:
         return {"values": values.astype(np.float32)}
     rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
-    steps = 2 ** (bits - 1) - 1
+    steps = _steps_of(bits)
     scales = _scales_of(rows)
     units = np.divide(rows, scales[:, None], out=np.zeros_like(rows), where=scales[:, None] > 0)
     codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
@@ -205,7 +210,7 @@ def _restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits
     """Restore the values `float64 [rows, ...]` from `_quantised`."""
     if bits == 32:
         return sent["values"].astype(np.float64).reshape(shape)
-    steps = 2 ** (bits - 1) - 1
+    steps = _steps_of(bits)
     codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
     rows = codes.reshape(_rows_of(shape))
     return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)

@@ -34,7 +34,7 @@ _GROUPS = {
         "export": ("results:export", "Write a finished run's model for devices (ONNX)."),
     },
     "Data": {
-        "data": ("data:app", "Fetch and import datasets, and write the split of a run."),
+        "data": ("data:app", "List, fetch, import and inspect datasets; write a run's split."),
         "perturb": ("data:perturb", "Apply an experiment's perturbation without training."),
         "synthesise": (
             "data:synthesise",

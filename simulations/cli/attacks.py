@@ -21,7 +21,7 @@ from fedrec.runs.ids import default_folder
 from server.callbacks import Progress
 from simulations.attacks.base import AttackOutcome, run_attack
 from simulations.cli import options
-from simulations.cli.options import AsJson, Engine, Named, command_of, command_with, with_engine
+from simulations.cli.options import AsJson, Engine, Named, command_of, command_with, with_options
 
 _AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1
 on FAIL.
@@ -45,7 +45,7 @@ def _attack(
 ) -> None:
     """Attack an experiment; the exit status is 1 if a claim is refuted."""
     name = str(ctx.command.name)
-    loaded = load(experiment, with_engine(overrides, engine))
+    loaded = load(experiment, with_options(overrides, {"engine.name": engine}))
     default = default_folder(loaded)
     folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
     with closing(Progress()) as progress:

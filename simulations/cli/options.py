@@ -5,7 +5,7 @@ type, range and default of an option for a setting are those of the setting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -130,13 +130,11 @@ Quiet = Annotated[bool, quiet("Print only the run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def with_engine(
-    overrides: list[str] | None, engine: str | None, device: str | None = None
-) -> list[str]:
-    """Overrides, and the engine and its device if they are named."""
-    named = {"engine.name": engine, "engine.device": device}
-    options = [f"{key}={value}" for key, value in named.items() if value is not None]
-    return [*(overrides or []), *options]
+def with_options(overrides: list[str] | None, options: Mapping[str, str | None]) -> list[str]:
+    """Overrides, and as further ones the options that have a value, by the keys of their
+    settings."""
+    given = [f"{key}={value}" for key, value in options.items() if value is not None]
+    return [*(overrides or []), *given]
 
 
 def _options_of(config: type[Config]) -> Iterator[click.Option]:

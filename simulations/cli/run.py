@@ -25,7 +25,7 @@ from fedrec.runtime.files import write_atomically
 from server.callbacks import Progress
 from simulations import runner
 from simulations.cli import options, studies
-from simulations.cli.options import Engine, Quiet, RunOutput, interruptible, with_engine
+from simulations.cli.options import Engine, Quiet, RunOutput, interruptible, with_options
 from simulations.own_table import OwnTable
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
@@ -86,7 +86,8 @@ def run(
 ) -> None:
     """Run an experiment; or, with --data, train a federated recommender on your own table, and
     compare it with popularity and centralised EASE."""
-    settings = with_engine(overrides, engine, device) + ([] if seed is None else [f"seed={seed}"])
+    options_given = {"engine.name": engine, "engine.device": device, "seed": seed}
+    settings = with_options(overrides, options_given)
     roles = {"user": user, "item": item, "rating": rating, "time": time}
     columns = {role: name for role, name in roles.items() if name is not None}
     vectors = tuple(item_vectors or ())
