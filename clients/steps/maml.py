@@ -20,6 +20,7 @@ have different rates (`rates`) in the adaptation.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -118,12 +119,14 @@ class Maml(Step):
         steps = range(len(block.active))
         loss = torch.tensor(math.nan)
         for step in steps[: self.config.epochs]:
-            loss = objective(_gathered(values, block, step, active, tables), block, step, active)
+            batch = _trimmed(block, step)
+            loss = objective(_gathered(values, batch, step, active, tables), batch, step, active)
             values = self._adapted(values, loss.sum(), rates)
         if not self.config.query_share:
             return {name: (value - start[name]).detach() for name, value in values.items()}, loss
         step = steps[-1]
-        loss = objective(_gathered(values, block, step, active, tables), block, step, active)
+        batch = _trimmed(block, step)
+        loss = objective(_gathered(values, batch, step, active, tables), batch, step, active)
         return _minus_gradients(loss.sum(), values if self.config.order == 1 else start), loss
 
     def _adapted(
@@ -181,6 +184,13 @@ class Maml(Step):
         drawn = draw_negatives(known, items, count, random) if count else liked[:0]
         labels = np.concatenate([np.ones(len(liked), np.float32), np.zeros(count, np.float32)])
         return np.concatenate([liked, drawn]), labels
+
+
+def _trimmed(block: Block, step: int) -> Block:
+    """The block as wide as a step's largest batch: a query is far smaller than its support."""
+    width = int(block.sizes[step].max())
+    parts = {name: getattr(block, name)[..., :width] for name in ("items", "rows", "labels")}
+    return replace(block, **parts)
 
 
 def _gathered(

@@ -153,19 +153,21 @@ class BiasedMf(RatingBaseline):
             values: `float64 [ratings]`.
             fixed: `float64 [others, 1 + factors]`, biases and factors of the other side.
         """
-        solutions = np.zeros((number, fixed.shape[1]))
-        target = values - self._mean - fixed[others, 0]
-        design = fixed[others]
+        order = np.argsort(rows, kind="stable")
+        design = fixed[others[order]]
+        target = values[order] - self._mean - design[:, 0]
         design[:, 0] = 1.0
-        identity = np.eye(fixed.shape[1])
-        ends = np.cumsum(np.bincount(rows, minlength=number))
-        groups = np.split(np.argsort(rows, kind="stable"), ends[:-1])
-        for row, group in enumerate(groups):
-            if len(group):
-                inputs = design[group]
-                gram = inputs.T @ inputs + self.config.regularisation * len(group) * identity
-                solutions[row] = np.linalg.solve(gram, inputs.T @ target[group])
-        return solutions
+        counts = np.bincount(rows, minlength=number)
+        ends = np.cumsum(counts)
+        penalties = np.where(counts, self.config.regularisation * counts, 1.0)
+        grams = penalties[:, None, None] * np.eye(fixed.shape[1])
+        sums = np.zeros((number, fixed.shape[1], 1))
+        for row in np.flatnonzero(counts):
+            ratings = slice(ends[row] - counts[row], ends[row])
+            inputs = design[ratings]
+            grams[row] += inputs.T @ inputs
+            sums[row, :, 0] = inputs.T @ target[ratings]
+        return np.linalg.solve(grams, sums)[..., 0]
 
 
 # Item mean: every user's rating of an item is the mean of the training ratings of that item.

@@ -3,6 +3,7 @@
 fast."""
 
 import errno
+import gc
 import logging
 import os
 import sys
@@ -76,7 +77,11 @@ class _Commands(typer.core.TyperGroup):
         for group in _GROUPS.values():
             if cmd_name in group:
                 path, about = group[cmd_name]
-                return command_of(resolve_name(f"simulations.cli.{path}"), cmd_name, about)
+                gc.disable()  # it would go through all modules again and again
+                command = resolve_name(f"simulations.cli.{path}")
+                gc.freeze()
+                gc.enable()
+                return command_of(command, cmd_name, about)
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
