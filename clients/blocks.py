@@ -207,12 +207,6 @@ class _Training:
         On a CPU no variable here has a block while the next one is built, so that there is memory
         for one; see `train_in_blocks`.
         """
-        step = self.step
-        if isinstance(step, SufficientStatistics) and step.whole and self.path != "reference":
-            with self._naming_one_of(clients):
-                whole = step.whole_block(self.parameters, self.node.population, clients)
-            yield np.arange(len(clients)), whole
-            return
         drawn = self.drawn(clients)
         parameters = self.parameters
         tables = list(self.node.model.item_tables)
@@ -246,6 +240,8 @@ class _Training:
         """The clients of each block, see `cut_blocks`."""
         engine = self.node.experiment.engine
         limits = block_limits(engine, self.node.device, self.path, drawn.together)
+        if isinstance(self.step, SufficientStatistics):  # no client has parameters of its own
+            return cut_blocks(drawn.sizes, {}, [], *limits)
         return cut_blocks(drawn.sizes, parameters, item_tables if drawn.compact else [], *limits)
 
     def drawn(self, clients: np.ndarray) -> _ClientDraws:

@@ -106,7 +106,7 @@ class PrivateState(DatabaseFile):
             )
 
 
-def _encoded(clients: Sequence[int], arrays: Arrays) -> Iterator[tuple[int, str, bytes]]:
+def _encoded(clients: Sequence[int], arrays: Arrays) -> Iterator[tuple[int, str, np.ndarray]]:
     """Clients, the layout of their arrays (`_record`) and the bytes of these."""
     if len(clients) > 1 and not all(isinstance(value, np.ndarray) for value in arrays.values()):
         for index, client in enumerate(clients):
@@ -128,8 +128,9 @@ def _encoded(clients: Sequence[int], arrays: Arrays) -> Iterator[tuple[int, str,
     for name, value in fields.items():
         records[name] = value
     text = json.dumps(layout)
-    for index, client in enumerate(clients):
-        yield client, text, records[index : index + 1].tobytes()
+    entries = records.view(np.uint8).reshape(len(clients), records.itemsize)
+    for client, entry in zip(clients, entries, strict=True):
+        yield client, text, entry
 
 
 def _decoded(

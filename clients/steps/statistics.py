@@ -13,17 +13,14 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
-from clients.steps.descent import Update, one_by_one
-from fedrec.components.registry import covers_overrides
-from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig
-from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.models.linear import PRODUCTS, WEIGHTS, products_of
 from fedrec.neighbourhood import Scale, scaled
-from fedrec.sums.products import BIAS, ItemScaleConfig, chosen_items, item_scale, transitions
-from fedrec.training.block import Batches, Block
+from fedrec.sums.products import BIAS, ItemScaleConfig, chosen_items, item_scale
+from fedrec.training.block import Block
+from fedrec.training.draws import ExampleDraw, PreferenceDraw, TransitionsDraw, WeightedDraw
 from fedrec.training.results import BlockUpdate, ChangedRows, Factored
 
 # Base of steps that do not train but send sufficient statistics of a client's history, once.
@@ -46,8 +43,7 @@ class SufficientStatistics(Step):
 
     A subclass defines in `entries` what each item adds, and in `contributions` whether updates have
     signs. A subclass with other `entries` is `signed` unless it declares otherwise. With `epochs =
-    0` nothing is sent, with any other number once. Nothing is drawn, so any number of clients is
-    computed at once from their rows (`whole_block`).
+    0` nothing is sent, with any other number once.
 
     Attributes:
         outer: whether the parameter changes by the outer product of the vector with itself.
@@ -74,54 +70,16 @@ class SufficientStatistics(Step):
             `int64 [n]`, -1 for none; and the entry, `float64 [n]`.
         """
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """The whole history as one batch; nothing is drawn."""
-        return Batches.whole([self._history(data)] if self.config.epochs else [])
+    def draw(self) -> ExampleDraw:
+        """The items that count and their weights; nothing is drawn."""
+        others = getattr(self.config, "low_rated", 0.0)
+        return WeightedDraw(min(self.config.epochs, 1), others=others)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
         """The sums that every client of a block adds."""
-        if not block.active:
-            return self._outcome(parameters, block, *_NOTHING)
-        items = block.items[0].numpy(force=True)
-        weights = block.labels[0].numpy(force=True)
-        real = np.arange(items.shape[1]) < np.array(block.examples)[:, None]
-        return self._outcome(parameters, block, items[real], weights[real])
-
-    @property
-    def whole(self) -> bool:
-        """True if `whole_block` gives the same as the other methods, of which a subclass may have
-        its own."""
-        return covers_overrides(type(self), "whole_block", ("batches", "block", "train_block"))
-
-    def whole_block(
-        self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray
-    ) -> BlockUpdate:
-        """Train as `train_block` does, for some clients `int64 [clients]` at once."""
-        if not self.config.epochs:
-            block = Block.without_batches([0] * len(clients))
-            return self._outcome(parameters, block, *_NOTHING)
-        offsets, items, weights = self._histories(population, clients)
-        block = Block.without_batches(np.diff(offsets).tolist())
-        return self._outcome(parameters, block, items, weights)
-
-    def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
-        """A client's items that count, and their weights."""
-        low_rated = getattr(self.config, "low_rated", 0.0)
-        return data.weighted_items(low_rated) if self.config.epochs else _NOTHING
-
-    def _histories(
-        self, population: Population, clients: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The items of some clients, concatenated, with offsets `int64 [clients + 1]`."""
-        return population.weighted_items(clients, getattr(self.config, "low_rated", 0.0))
-
-    def _outcome(
-        self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray
-    ) -> BlockUpdate:
-        """The updates of a block from the items of its clients, concatenated."""
-        name, rows, values = self.entries(parameters, items, weights)
+        name, rows, values = self.entries(parameters, *_only_batch(block))
         sent = rows >= 0
         clients = np.arange(len(block) + 1)
         owners = np.repeat(clients[:-1], block.examples)[sent]
@@ -131,7 +89,13 @@ class SufficientStatistics(Step):
         return BlockUpdate(parameters, block, {name: change}, [math.nan] * len(block))
 
 
-_NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+def _only_batch(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """Items and labels of clients with at most one step, one client's after the other's."""
+    items, labels = (
+        part.numpy(force=True).reshape(len(block), -1) for part in (block.items, block.labels)
+    )
+    real = np.arange(items.shape[1]) < np.array(block.examples)[:, None]
+    return items[real], labels[real]
 
 
 # A client's part in a linear item-to-item model: the products of its own history, once.
@@ -221,11 +185,20 @@ class RatingSums(Step):
     released_together = ("item.mean", "item.count")  # no update is negative if both are released
     config: RatingSumsConfig
 
+    def draw(self) -> ExampleDraw:
+        """All positive items of a client and its ratings; nothing is drawn."""
+        return PreferenceDraw(min(self.config.epochs, 1))
+
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> BlockUpdate:
         """The ratings of every client of a block."""
-        return one_by_one(parameters, block, client_params, self._sums)
+        items, ratings = _only_batch(block)
+        offsets = np.append(0, np.cumsum(block.examples))
+        values = scaled(ratings, self.config.scale)[:, None]
+        amounts = {"item.mean": values, "item.count": np.ones_like(values)}
+        changes = {n: ChangedRows.ragged(offsets, items, value) for n, value in amounts.items()}
+        return BlockUpdate(parameters, block, changes, [math.nan] * len(block))
 
     def prepare(self, parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
         """Check that the model has item means."""
@@ -237,19 +210,6 @@ class RatingSums(Step):
                 fix="set model.name = 'pnbm'",
             )
         return {}
-
-    def _sums(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        items = data.positives
-        ratings = data.amounts(rated=True)
-        if self.config.epochs and len(items):  # 0 changes nothing, as in any step
-            rows = torch.from_numpy(items).to(self.device)
-            values = torch.from_numpy(scaled(ratings, self.config.scale)).to(self.device)
-            delta["item.mean"][rows, 0] = values.to(delta["item.mean"].dtype)
-            delta["item.count"][rows, 0] = 1.0
-        return Update(delta, len(items))
 
 
 # A client's rated items, without training: 1 for each positive item, and with `low-rated` a smaller
@@ -345,19 +305,6 @@ class TransitionsStep(SufficientStatistics):
         cells = np.where((first >= 0) & (second >= 0), first * size + second, -1)
         return WEIGHTS, cells, weights * scale[first] * scale[second]
 
-    def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
-        sequence = data.sequence() if self.config.epochs else data.items[:0]
-        return self._pairs(np.array([0, len(sequence)]), sequence)[1:]
-
-    def _histories(
-        self, population: Population, clients: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._pairs(*population.rows(clients, positive=True).sequences())
-
-    def _pairs(
-        self, offsets: np.ndarray, items: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Offsets, numbers of pairs and weights of sequences."""
-        catalogue = self.model.schema.num_items
-        pairs = transitions(offsets, items, catalogue, self.recency)
-        return pairs.offsets, pairs.first * catalogue + pairs.second, pairs.weights
+    def draw(self) -> ExampleDraw:
+        """The pairs of items and their weights; nothing is drawn."""
+        return TransitionsDraw(min(self.config.epochs, 1), recency=self.recency)

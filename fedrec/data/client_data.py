@@ -141,10 +141,12 @@ def sorted_rows(users: np.ndarray, key: np.ndarray) -> np.ndarray:
         users: `int64 [rows]`, each >= 0.
         key: integers `[rows]`.
     """
-    # One sort by one number: rows are mostly grouped by user already, which makes it faster than a
-    # sort by two keys. Ranks, unlike keys, leave room for the user.
-    distinct_keys, rank = np.unique(key, return_inverse=True)
-    return np.argsort(users * max(len(distinct_keys), 1) + rank, kind="stable")
+    least = key.min(initial=0)
+    span = int(key.max(initial=0)) - int(least) + 1
+    if span * (int(users.max(initial=0)) + 1) > np.iinfo(np.int64).max:
+        return np.lexsort((key, users))
+    # one number is faster to sort by than two, as rows are mostly grouped by user already
+    return np.argsort(users * span + (key - least).astype(np.int64), kind="stable")
 
 
 def _tied(data: Interactions, order: np.ndarray) -> np.ndarray:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fedrec.data.client_data import ClientData, draw_negatives
-from fedrec.data.interactions import Schema, time_weighted
+from fedrec.data.interactions import RecencyConfig, Schema, time_weighted
 from fedrec.data.population import Population
 from fedrec.device import on_device
+from fedrec.sums.products import transitions
 from fedrec.training.block import UNLIMITED, Batches, Block, width_of
 
 Ragged = tuple[np.ndarray, np.ndarray]
@@ -38,9 +39,11 @@ class ExampleDraw:
         low_rated: whether rows that are not positive are negatives, too (ranking only).
         shuffled: whether each epoch has an order of its own.
         together: see `Batches`.
+        numbered: whether items are rows of item tables, see `Block.rows`.
     """
 
     together: ClassVar[int] = Batches.together
+    numbered: ClassVar[bool] = True
     epochs: int
     batch_size: int
     negatives: int = 0
@@ -144,6 +147,40 @@ class WeightedDraw(PreferenceDraw):
         return Batches.whole([data.weighted_items(self.others)] * self.epochs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransitionsDraw(WeightedDraw):
+    """The transitions of a client's sequence (`fedrec.sums.products`) as one batch: numbers of
+    pairs of items, the first one times the catalogue plus the second, with weights as labels.
+
+    Attributes:
+        recency: window and decay.
+    """
+
+    numbered = False
+    recency: RecencyConfig
+
+    def of(self, population: Population, clients: np.ndarray) -> ClientExamples:
+        """The transitions of some clients."""
+        sequences = population.rows(clients, positive=True).sequences()
+        pairs = self._pairs(*sequences, population.interactions.num_items)
+        return self._without_negatives(*pairs, population)
+
+    def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
+        """Batches of one client."""
+        if not self.epochs:
+            return Batches.none()
+        sequence = data.sequence()
+        pairs = self._pairs(np.array([0, len(sequence)]), sequence, schema.num_items)
+        return Batches.whole([pairs[1:]])
+
+    def _pairs(
+        self, offsets: np.ndarray, items: np.ndarray, catalogue: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets, numbers of pairs and weights of sequences."""
+        pairs = transitions(offsets, items, catalogue, self.recency)
+        return pairs.offsets, pairs.first * catalogue + pairs.second, pairs.weights
+
+
 @dataclass(frozen=True, eq=False)
 class ClientExamples:
     """The examples that some clients will draw.
@@ -235,7 +272,8 @@ class ClientExamples:
         orders = np.empty(len(items) * of.epochs, np.int32)
         given = (*self.rows, self.labels), self.avoided, self.num_items, self.negatives
         draw(states, clients, *given, of.epochs, of.shuffled, (items, labels), orders)
-        touched, touched_counts, numbers = number_items(items, np.cumsum(counts))
+        references = items if of.numbered else np.zeros_like(items)
+        touched, touched_counts, numbers = number_items(references, np.cumsum(counts))
         width = int(self.widths[clients].max(initial=0))
         pools = items, labels, numbers
         sizes = counts, self.epoch[clients], of.epochs, width

@@ -239,7 +239,7 @@ def reproduce(
     ] = "",
     workers: Annotated[int, options.workers("tasks")] = 1,
     output: Annotated[
-        Path | None, options.output("Folder of the study: new, or of the same study.")
+        Path | None, options.output("Folder of the study or studies: new, or of the same.")
     ] = None,
 ) -> None:
     """Run the experiments of a paper's table or figure, and print the paper's and our numbers with
@@ -257,10 +257,12 @@ def reproduce(
         fix = f"name one of fedrec reproduce --list {paper}"
         raise ExperimentError("--only needs a table or figure", fix=fix)
     failures: dict[str, str] = {}
-    for study in find(paper, item):
+    wanted = find(paper, item)
+    for study in wanted:
         name = f"{study.paper}-{study.item}{'-quick' if quick else ''}"
-        default = runs_directory() / "reproduce" / name
-        path = output if output is not None and item else default
+        path = output or runs_directory() / "reproduce" / name
+        if output is not None and len(wanted) > 1:
+            path = output / study.item
         count = seeds or (1 if quick else study.seeds)
         failures |= _reproduce(study, path, count, quick, only, workers)
     for name, text in failures.items():

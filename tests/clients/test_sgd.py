@@ -14,7 +14,6 @@ from clients.node import Node
 from clients.round import train_clients
 from clients.step import private_names
 from clients.steps.sgd import Sgd, SgdConfig
-from clients.steps.statistics import GramStep
 from fedrec.data.client_data import draw_negatives
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import load
@@ -388,19 +387,3 @@ def test_a_round_gives_the_reference_sum_with_and_without_clipping(statistics_no
                 factor = min(1.0, 1.5 / max(norm, 1e-12)) if protection else 1.0
                 expected += factor * one.delta[name].double().numpy()
             assert dense_change(change) == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_subclass_with_another_update_is_asked_client_by_client(statistics_node):
-    class Doubled(GramStep):
-        def train_block(self, parameters, block, client_params=None):
-            raise NotImplementedError
-
-    class Scaled(GramStep):
-        def entries(self, parameters, items, weights):
-            raise NotImplementedError
-
-    made = [
-        cls(cls.Config(), statistics_node.model, torch.device("cpu"))
-        for cls in (GramStep, Doubled, Scaled)
-    ]
-    assert [step.whole for step in made] == [True, False, True]

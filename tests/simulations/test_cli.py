@@ -308,3 +308,10 @@ def test_a_private_run_prints_at_most_eight_lines_below_its_table(run_tiny, caps
     assert f"cost epsilon {together.epsilon(1e-5).epsilon:.4g} at delta 1e-05" in below[1]
     assert "See the report" in below[-1]
     assert any(line.startswith("Not accounted") for line in result.privacy)
+
+
+def test_all_studies_of_a_paper_are_written_below_one_folder(fedrec, monkeypatch, tmp_path):
+    paths = []
+    monkeypatch.setattr(cli.studies, "_reproduce", lambda study, path, *_: paths.append(path) or {})
+    code, *_ = fedrec("reproduce", "privrec", "-o", tmp_path)
+    assert code == 0 and len(set(paths)) > 1 and {path.parent for path in paths} == {tmp_path}
