@@ -421,6 +421,8 @@ def test_rating_sums(node):
     )
     assert np.array_equal(found["item.count"][:, 0], np.bincount(own.items, minlength=30))
     assert not found["similarity"].any()
+    still = train_clients(node, arrays, TrainOrder(1, node.training, overrides={"epochs": 0})).total
+    assert not any(dense_change(change).any() for change in still.values())
 
 
 def test_the_fresh_model_predicts_mean_and_users_mean_deviation(node):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.components.sections import Section
-from fedrec.data.client_data import sorted_rows, time_positions
+from fedrec.data.client_data import time_positions
 from fedrec.data.interactions import FeatureTable, Interactions, index_rows
 from fedrec.data.splits.rules import BoundedConfig, Partition, Split, partition_by, places
 from fedrec.errors import DataError, ExperimentError
@@ -417,12 +417,3 @@ def test_folds_of_other_data_and_damaged_ones_are_refused(tmp_path, text, table,
         (tmp_path / "u1.test").write_text(text)
     with pytest.raises(DataError, match=problem):
         make("kfold", folder=tmp_path).split(table)
-
-
-@pytest.mark.parametrize(
-    "least,end,kind", [(0, 2**64, "u8"), (-(2**62), 2**62, "i8"), (3, 9, "u1")]
-)
-def test_rows_are_sorted_by_user_and_then_by_keys_of_any_size(least, end, kind):
-    random = np.random.default_rng(0)
-    users, keys = random.integers(5, size=400), random.integers(least, end, size=400, dtype=kind)
-    assert sorted_rows(users, keys).tolist() == np.lexsort((keys, users)).tolist()
