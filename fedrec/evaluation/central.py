@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,11 +67,6 @@ class CentralEvaluation:
         self._settings = settings
         self._lists = HeldOutLists(population, self.metrics, settings)
 
-    @cached_property
-    def training(self) -> Histories:
-        """Positive items of the training clients."""
-        return _histories(self._population, self._population.partition.training_clients)
-
     def takes(self, baseline: Baseline) -> bool:
         """True if a baseline supports this task."""
         return self._population.task == "ranking" or isinstance(baseline, RatingBaseline)
@@ -92,9 +86,9 @@ class CentralEvaluation:
             with component_errors(BASELINE.name, baseline, "in fit_ratings"):
                 baseline.fit_ratings(_ratings(self._population, clients))
             return
-        histories = self.training
         if baseline.transductive:
-            histories = _histories(self._population, np.union1d(clients, self.clients))
+            clients = np.union1d(clients, self.clients)
+        histories = _histories(self._population, clients, baseline.ordered)
         with component_errors(BASELINE.name, baseline, "in fit"):
             baseline.fit(histories)
 
@@ -123,7 +117,7 @@ class CentralEvaluation:
         blocks = []
         for start in range(0, len(self.clients), _CLIENTS_AT_ONCE):
             clients = self.clients[start : start + _CLIENTS_AT_ONCE]
-            scores = _scores(baseline, _histories(self._population, clients))
+            scores = _scores(baseline, _histories(self._population, clients, baseline.ordered))
             blocks.append(self._lists.measure(clients, scores, sums=True))
             if progress is not None:
                 progress(start + len(clients), len(self.clients))
@@ -243,12 +237,13 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
     return scores
 
 
-def _histories(population: Population, clients: np.ndarray) -> Histories:
+def _histories(population: Population, clients: np.ndarray, ordered: bool) -> Histories:
     data = population.interactions
     low_rated = Histories(data.num_items, *population.rows(clients, positive=False).lists)
     features = data.user_features, data.item_features
     rows = population.rows(clients, positive=True)
-    return Histories(data.num_items, *rows.lists, clients, *features, low_rated, rows.times)
+    times = rows.times if ordered else None
+    return Histories(data.num_items, *rows.lists, clients, *features, low_rated, times)
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:

@@ -77,10 +77,12 @@ class _Commands(typer.core.TyperGroup):
         for group in _GROUPS.values():
             if cmd_name in group:
                 path, about = group[cmd_name]
-                gc.disable()  # it would go through all modules again and again
-                command = resolve_name(f"simulations.cli.{path}")
-                gc.freeze()
-                gc.enable()
+                gc.disable()  # a quarter of the start would be spent on looking at all modules
+                try:
+                    command = resolve_name(f"simulations.cli.{path}")
+                    gc.freeze()  # and the work after it looks at them no more
+                finally:
+                    gc.enable()
                 return command_of(command, cmd_name, about)
         return None
 

@@ -17,7 +17,12 @@ from fedrec.data.interactions import FeatureTable, Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition
 from fedrec.errors import DataError, ExperimentError
-from fedrec.evaluation.central import CentralEvaluation, evaluate_baselines, make_baseline
+from fedrec.evaluation.central import (
+    CentralEvaluation,
+    _histories,
+    evaluate_baselines,
+    make_baseline,
+)
 from fedrec.experiment.schema import EvaluationConfig, load
 from simulations.contracts.base import SMALL
 from tests.fedrec.baselines.histories import drawn_histories, fitted, histories_of
@@ -181,11 +186,13 @@ SYSTEMS = {
 def measured(label, device):
     """Every metric of every user, and where the scores are."""
     name, settings = label.split(",")[0], SYSTEMS[label]
-    protocol = CentralEvaluation(Population.of(load(SMALL)), EvaluationConfig(ks=(5,)))
+    population = Population.of(load(SMALL))
+    protocol = CentralEvaluation(population, EvaluationConfig(ks=(5,)))
     baseline = make_baseline(name, settings, seed=1, device=torch.device(device))
     found = protocol.measure(baseline)
     lists = protocol.metrics.of_sums(found.sums)
-    return found.users, lists, baseline.scores(protocol.training.block(0, 2)).device
+    some = _histories(population, protocol.clients[:2], baseline.ordered)
+    return found.users, lists, baseline.scores(some).device
 
 
 @pytest.fixture
