@@ -187,7 +187,8 @@ class Maml(Step):
 
 
 def _trimmed(block: Block, step: int) -> Block:
-    """The block as wide as a step's largest batch: a query is far smaller than its support."""
+    """The block as wide as a step's largest batch: a query is far smaller than its support. Sums
+    are rounded differently for it beside other clients."""
     width = int(block.sizes[step].max())
     parts = {name: getattr(block, name)[..., :width] for name in ("items", "rows", "labels")}
     return replace(block, **parts)
