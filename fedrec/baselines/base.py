@@ -181,7 +181,7 @@ class Baseline(ABC):
     """Device for computations, set before `fit`; scores may be on it. Systems without torch ignore
     it."""
     ordered: bool = False
-    """Whether the baseline needs the order of users' items: histories then have times, as data must."""
+    """Whether it needs the order of users' items: its histories have times, as the data must."""
     transductive: bool = False
     """Whether the baseline is also fitted to the known items of the evaluated users."""
 
