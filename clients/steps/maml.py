@@ -117,9 +117,9 @@ class Maml(Step):
         objective = Recommending(self.model)
         values = start
         steps = range(len(block.active))
+        batch = _trimmed(block, 0)  # the support is that of all steps of the adaptation
         loss = torch.tensor(math.nan)
         for step in steps[: self.config.epochs]:
-            batch = _trimmed(block, step)
             loss = objective(_gathered(values, batch, step, active, tables), batch, step, active)
             values = self._adapted(values, loss.sum(), rates)
         if not self.config.query_share:

@@ -148,7 +148,7 @@ class WeightedDraw(PreferenceDraw):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransitionsDraw(WeightedDraw):
+class TransitionsDraw(PreferenceDraw):
     """The transitions of a client's sequence (`fedrec.sums.products`) as one batch: numbers of
     pairs of items, the first one times the catalogue plus the second, with weights as labels.
 
@@ -156,6 +156,7 @@ class TransitionsDraw(WeightedDraw):
         recency: window and decay.
     """
 
+    together = WeightedDraw.together
     numbered = False
     recency: RecencyConfig
 
